@@ -1,0 +1,65 @@
+# Everything a user types. Needs make and a Python 3.10-3.13; nothing else.
+SHELL := /bin/sh
+VENV := .venv
+BIN := $(VENV)/bin
+
+# Variables of `make up`; empty ones keep the default of the settings.
+REPLICAS ?=
+INGRESS ?=
+EXECUTOR ?=
+MODEL ?=
+KAFKA ?=
+HTTP_PORT ?=
+CONFIG ?=
+DETACH ?=
+# Python that makes .venv; found if not given.
+PYTHON ?=
+
+UP_FLAGS = $(if $(CONFIG),--config "$(CONFIG)") $(if $(REPLICAS),--replicas "$(REPLICAS)") \
+	$(if $(INGRESS),--ingress "$(INGRESS)") $(if $(EXECUTOR),--executor "$(EXECUTOR)") \
+	$(if $(MODEL),--model "$(MODEL)") $(if $(KAFKA),--kafka "$(KAFKA)") \
+	$(if $(HTTP_PORT),--http-port "$(HTTP_PORT)") $(if $(filter-out 0 no false,$(DETACH)),--detach)
+
+FETCH_MODEL = from pathlib import Path; from serve_app.engine.model_store import *; \
+	ensure_default_model(Path('.cachelane/models'), print)
+
+.PHONY: help install up down test check bench clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make up        start Kafka, Ray and the service; Ctrl-C stops them. DETACH=1 returns when ready"
+	@echo "               REPLICAS=2 INGRESS=1 EXECUTOR=local|scripted MODEL=file.gguf KAFKA=host:port"
+	@echo "               HTTP_PORT=8000 CONFIG=cachelane.yaml"
+	@echo "make down      stop what make up started"
+	@echo "make install   make $(VENV) (PYTHON=python3.12 chooses the interpreter)"
+	@echo "make test      all tests: first the pure ones, then those with a real broker and a real Ray"
+	@echo "make check     ruff and mypy"
+	@echo "make bench     the demonstration: KV-aware routing against random routing"
+	@echo "make clean     stop everything, remove $(VENV) and .cachelane"
+
+install:
+	@PYTHON="$(PYTHON)" VENV="$(VENV)" sh infra/install.sh
+
+up: install
+	@exec $(BIN)/cachelane up $(UP_FLAGS)
+
+down:
+	@if [ -x $(BIN)/cachelane ]; then exec $(BIN)/cachelane down; \
+	else echo "nothing to stop: $(VENV) does not exist"; fi
+
+# Pure tests first: they say in seconds what the others say in minutes.
+test: install
+	$(BIN)/python -m pytest -m "not kafka and not ray and not model"
+	@$(BIN)/python -c "$(FETCH_MODEL)"
+	$(BIN)/python -m pytest -m "kafka or ray or model"
+
+check: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: install
+	$(BIN)/python -m bench.demo
+
+clean: down
+	rm -rf $(VENV) .cachelane

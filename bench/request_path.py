@@ -1,0 +1,217 @@
+"""Added latency and requests/s of the whole request path, beside others, in the same minutes.
+
+    python -m bench.request_path [--dynamo DIR] [--rounds 3] [--json OUT.json]
+
+Ours: HAProxy -> ingress (validate, template, tokenize, hash, plan, place) -> gate -> scripted
+executor and back, two replicas. Beside it: a bare FastAPI application, a Serve application with
+Serve's default router in the same cluster behind the same HAProxy (neither tokenizes or routes by
+prefix), and NVIDIA Dynamo's front end with mocked engines if DIR holds `venv/` and `tiny/` (a
+tokenizer folder, which ours then uses too). Every server gets the same bodies from the same client,
+in turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import psutil
+
+from bench.fleet import Fleet, running_fleet
+from bench.load import Result, run
+from infra.ports import free_ports
+from infra.settings import environment
+
+PATH = "/v1/chat/completions"
+TEXT = "a sentence of filler for a prompt that has some length "
+CONCURRENCIES = {1: 300, 16: 1000}  # concurrency -> requests of a round
+NUM_REPLICAS = 2
+NUM_BLOCKS = 4096
+NUM_CONVERSATIONS = 20
+START_TIMEOUT_S = 90.0
+
+
+def bodies(model: str, num: int) -> list[dict[str, Any]]:
+    """Prompts of some 3 kB; the first line tells 20 conversations apart."""
+    return [
+        {
+            "model": model,
+            "messages": [
+                {"role": "user", "content": f"conversation {i % NUM_CONVERSATIONS} " + TEXT * 55}
+            ],
+            "max_tokens": 4,
+            "stream": True,
+        }
+        for i in range(num)
+    ]
+
+
+@contextlib.contextmanager
+def plain_server() -> Iterator[str]:
+    (port,) = free_ports(1)
+    command = [sys.executable, "-m", "bench.request_path_peers", "plain", str(port)]
+    with _process(command):
+        url = f"http://127.0.0.1:{port}"
+        _wait_for(url + "/openapi.json")
+        yield url + PATH
+
+
+@contextlib.contextmanager
+def serve_default(fleet: Fleet) -> Iterator[str]:
+    """Deployed into our fleet's cluster by a process with that cluster's environment."""
+    state = fleet.state()
+    command = [sys.executable, "-m", "bench.request_path_peers", "serve", state["ray_address"]]
+    subprocess.run(
+        [*command, str(NUM_REPLICAS), "/plain"],
+        env=psutil.Process(state["sessions"]["ray"]["pid"]).environ(),
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+    _wait_for_post(f"{fleet.url}/plain{PATH}")
+    yield f"{fleet.url}/plain{PATH}"
+
+
+@contextlib.contextmanager
+def dynamo(folder: Path) -> Iterator[str]:
+    """Front end with its KV router, and two mocked TensorRT-LLM engines at 1,000x speed."""
+    (port,) = free_ports(1)
+    python = folder / "venv/bin/python"
+    store = folder / "filekv"
+    store.mkdir(exist_ok=True)
+    env = environment(
+        DYN_LOG="error",
+        DYN_FILE_KV=str(store),
+        DYN_DISCOVERY_BACKEND="file",
+        DYN_EVENT_PLANE="zmq",
+        DYN_REQUEST_PLANE="tcp",
+        DYN_TCP_RPC_HOST="127.0.0.1",
+        DYN_HTTP_RPC_HOST="127.0.0.1",
+        DYN_SYSTEM_HOST="127.0.0.1",
+        HF_HUB_OFFLINE="1",
+    )
+    mocker = [str(python), "-m", "dynamo.mocker", "--model-path", "tiny", "--model-name", "tiny"]
+    mocker += ["--engine-type", "trtllm", "--num-workers", str(NUM_REPLICAS)]
+    mocker += ["--block-size", "32", "--num-gpu-blocks", str(NUM_BLOCKS), "--speedup-ratio", "1000"]
+    front = [str(python), "-m", "dynamo.frontend", "--http-host", "127.0.0.1"]
+    front += ["--http-port", str(port), "--router-mode", "kv"]
+    with _process(mocker, env, folder), _process(front, env, folder):
+        url = f"http://127.0.0.1:{port}"
+        _wait_for(url + "/v1/models", "tiny")
+        yield url + PATH
+
+
+def measure(folder: Path | None, rounds: int) -> dict[str, dict[int, list[Result]]]:
+    """Server -> concurrency -> rounds."""
+    settings: dict[str, Any] = {
+        "executor": {
+            "kind": "scripted",
+            "num_replicas": NUM_REPLICAS,
+            "num_gpu_blocks": NUM_BLOCKS,
+            "max_batched_tokens": 8192,
+            "max_batch_size": 64,
+        },
+        "model": {"path": str(folder / "tiny") if folder is not None else None},
+    }
+    with contextlib.ExitStack() as stack:
+        fleet = stack.enter_context(running_fleet(settings))
+        servers = {
+            "cachelane": (fleet.url + PATH, "scripted"),
+            "fastapi": (stack.enter_context(plain_server()), "plain"),
+            "serve default router": (stack.enter_context(serve_default(fleet)), "plain"),
+        }
+        if folder is not None:
+            servers["dynamo"] = (stack.enter_context(dynamo(folder)), "tiny")
+        results: dict[str, dict[int, list[Result]]] = {name: {} for name in servers}
+        for url, model in servers.values():
+            asyncio.run(run(url, bodies(model, 100), 4))
+        for concurrency, num in CONCURRENCIES.items():
+            for _ in range(rounds):
+                for name, (url, model) in servers.items():
+                    result = asyncio.run(run(url, bodies(model, num), concurrency))
+                    results[name].setdefault(concurrency, []).append(result)
+        return results
+
+
+def figures(rounds: list[Result]) -> dict[str, float]:
+    """Medians over the rounds."""
+    return {
+        "requests_per_s": round(median(r.requests_per_s for r in rounds), 1),
+        "ttft_p50_ms": round(median(r.ttft_ms(0.5) for r in rounds), 2),
+        "ttft_p99_ms": round(median(r.ttft_ms(0.99) for r in rounds), 2),
+        "total_p50_ms": round(median(r.total_ms(0.5) for r in rounds), 2),
+    }
+
+
+@contextlib.contextmanager
+def _process(
+    command: list[str], env: dict[str, str] | None = None, cwd: Path | None = None
+) -> Iterator[None]:
+    quiet = subprocess.DEVNULL
+    child = subprocess.Popen(command, env=env, cwd=cwd, stdout=quiet, stderr=quiet)
+    try:
+        yield
+    finally:
+        child.terminate()
+        child.wait(20)
+
+
+def _wait_for(url: str, text: str = "") -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5) as response:
+            if text in response.read().decode():
+                return
+        time.sleep(0.2)
+    raise TimeoutError(f"{url} does not answer")
+
+
+def _wait_for_post(url: str) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        request = urllib.request.Request(url, b"{}", {"Content-Type": "application/json"})
+        with (
+            contextlib.suppress(urllib.error.URLError),
+            urllib.request.urlopen(request, timeout=5) as response,
+        ):
+            response.read()
+            return
+        time.sleep(0.2)
+    raise TimeoutError(f"{url} does not answer")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--dynamo", type=Path)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=Path, default=Path(".cachelane/bench/request_path.json"))
+    args = parser.parse_args()
+    results = measure(args.dynamo and args.dynamo.resolve(), args.rounds)
+    table = {
+        name: {str(c): figures(rounds) for c, rounds in by_concurrency.items()}
+        for name, by_concurrency in results.items()
+    }
+    args.json.parent.mkdir(parents=True, exist_ok=True)
+    args.json.write_text(json.dumps(table, indent=2) + "\n")
+    for concurrency in CONCURRENCIES:
+        print(f"\nconcurrency {concurrency}")
+        ours = table["cachelane"][str(concurrency)]
+        for name, by_concurrency in table.items():
+            row = by_concurrency[str(concurrency)]
+            ratio = ours["requests_per_s"] / row["requests_per_s"]
+            shown = "  ".join(f"{key} {value:>8}" for key, value in row.items())
+            print(f"  {name:22} {shown}   ours/it {ratio:.2f}")
+
+
+if __name__ == "__main__":
+    main()

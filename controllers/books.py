@@ -1,0 +1,199 @@
+"""What is on each worker: this router's own reservations exactly, others' load as a running mean.
+
+One row per worker in parallel arrays, so that a decision is a handful of vector operations. Knows
+neither cached blocks nor costs. Times are in ms since an arbitrary start.
+
+1. Own reservations count at once and exactly: unstarted prefill tokens, requests, blocks.
+2. Of what others sent only a running mean counts: acting on the last record would send all routers
+   to whichever worker looked idle a moment ago.
+3. An impossible figure (negative, above the total, total 0, missing) is replaced by the fleet's
+   mean and counted, so that its worker is neither favoured nor shunned.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TypeGuard
+
+import numpy as np
+import numpy.typing as npt
+
+from controllers.events import Load
+
+Floats = npt.NDArray[np.float64]
+
+BUSY_WINDOW_MS = 20_000.0  # memory of booked work, for the congestion price
+MAX_BUSY = 0.95
+OTHERS_GAIN = 0.1  # of a record that comes one second after the one before it
+MAX_COUNT = 1e9  # above this a figure is impossible
+
+_ROWS = (
+    "prefill_end_ms",
+    "prefill_tokens",
+    "num_unstarted",
+    "num_requests",
+    "own_blocks",
+    "capacity_blocks",
+    "speed",
+    "booked_ms",
+    "booked_at_ms",
+    "others_prefill_tokens",
+    "others_requests",
+    "reported_blocks",
+    "own_blocks_at_report",
+    "reported_at_ms",
+)
+
+
+class Books:
+    """Rows by worker; `row(worker)` is stable until a worker is forgotten."""
+
+    prefill_end_ms: Floats  # when the prefill booked here ends
+    prefill_tokens: Floats  # booked, first token not seen
+    num_unstarted: Floats  # requests that wait for their first token
+    num_requests: Floats  # booked, not released
+    own_blocks: Floats  # prompt blocks of booked requests
+    capacity_blocks: Floats  # inf: not known yet
+    speed: Floats
+    booked_ms: Floats  # service booked here, decaying, as of booked_at_ms
+    booked_at_ms: Floats
+    others_prefill_tokens: Floats
+    others_requests: Floats
+    reported_blocks: Floats
+    own_blocks_at_report: Floats
+    reported_at_ms: Floats  # -inf: never
+
+    def __init__(self) -> None:
+        self.workers: list[str] = []
+        self.num_bad_figures = 0
+        self._rows: dict[str, int] = {}
+        for name in _ROWS:
+            setattr(self, name, np.zeros(0))
+
+    def __len__(self) -> int:
+        return len(self.workers)
+
+    def __contains__(self, worker: object) -> bool:
+        return worker in self._rows
+
+    def row(self, worker: str) -> int | None:
+        return self._rows.get(worker)
+
+    def add(self, worker: str) -> int:
+        """The worker's row, new or not."""
+        known = self._rows.get(worker)
+        if known is not None:
+            return known
+        start = {"capacity_blocks": math.inf, "reported_at_ms": -math.inf, "speed": 1.0}
+        for name in _ROWS:
+            setattr(self, name, np.append(getattr(self, name), start.get(name, 0.0)))
+        self._rows[worker] = len(self.workers)
+        self.workers.append(worker)
+        return self._rows[worker]
+
+    def forget(self, worker: str) -> None:
+        row = self._rows.pop(worker, None)
+        if row is None:
+            return
+        for name in _ROWS:
+            setattr(self, name, np.delete(getattr(self, name), row))
+        del self.workers[row]
+        self._rows = {name: i for i, name in enumerate(self.workers)}
+
+    def book(self, row: int, tokens: float, blocks: int, service_ms: float, now_ms: float) -> None:
+        """A request was sent."""
+        self.prefill_tokens[row] += tokens
+        self.num_unstarted[row] += 1
+        self.num_requests[row] += 1
+        self.own_blocks[row] += blocks
+        self.prefill_end_ms[row] = max(self.prefill_end_ms[row], now_ms) + service_ms
+        self.booked_ms[row] = self.booked(now_ms)[row] + service_ms
+        self.booked_at_ms[row] = now_ms
+
+    def start(self, row: int, tokens: float) -> None:
+        """Its first token came, or it never will."""
+        self.prefill_tokens[row] -= tokens
+        self.num_unstarted[row] -= 1
+
+    def give_back(self, row: int, service_ms: float, now_ms: float) -> None:
+        """So much of the booked service was not needed."""
+        self.booked_ms[row] = max(0.0, self.booked(now_ms)[row] - service_ms)
+        self.booked_at_ms[row] = now_ms
+
+    def end(self, row: int, blocks: int) -> None:
+        """It left the worker."""
+        self.num_requests[row] -= 1
+        self.own_blocks[row] -= blocks
+
+    def busy(self, now_ms: float) -> Floats:
+        """Share of the last 20 s that booked work takes, at most 0.95."""
+        return np.minimum(MAX_BUSY, self.booked(now_ms) / BUSY_WINDOW_MS)
+
+    def booked(self, now_ms: float) -> Floats:
+        """Service ms booked lately, decaying with a time constant of 20 s."""
+        age_ms = np.maximum(0.0, now_ms - self.booked_at_ms)
+        return np.asarray(self.booked_ms * np.exp(age_ms / -BUSY_WINDOW_MS))
+
+    def active_blocks(self) -> Floats:
+        """Blocks held by requests: the last report and own changes since it."""
+        change = self.own_blocks - self.own_blocks_at_report
+        return np.maximum(0.0, self.reported_blocks + change)
+
+    def report(self, row: int, load: Load, now_ms: float) -> None:
+        """Take in a load record."""
+        self._take_capacity(row, load.total_blocks.get("gpu"))
+        self._take_blocks(row, load.used_blocks.get("gpu"))
+        gain = self._gain(row, now_ms)
+        self.reported_at_ms[row] = now_ms
+        own_tokens, own_requests = self.prefill_tokens[row], self.num_requests[row]
+        self._blend(self.others_prefill_tokens, row, gain, load.queued_prefill_tokens, own_tokens)
+        num_requests = _sum(load.num_active, load.num_queued)
+        self._blend(self.others_requests, row, gain, num_requests, own_requests)
+
+    def _take_capacity(self, row: int, total: object) -> None:
+        if _is_count(total) and float(total) > 0:
+            self.capacity_blocks[row] = float(total)
+            return
+        self.num_bad_figures += 1
+        known = self.capacity_blocks[np.isfinite(self.capacity_blocks)]
+        if math.isinf(self.capacity_blocks[row]) and len(known):
+            self.capacity_blocks[row] = known.mean()
+
+    def _take_blocks(self, row: int, used: object) -> None:
+        if _is_count(used) and float(used) <= self.capacity_blocks[row]:
+            self.reported_blocks[row] = float(used)
+        else:
+            self.num_bad_figures += 1
+            self.reported_blocks[row] = self._mean_of_rest(self.active_blocks(), row)
+        self.own_blocks_at_report[row] = self.own_blocks[row]
+
+    def _gain(self, row: int, now_ms: float) -> float:
+        elapsed_s = (now_ms - self.reported_at_ms[row]) / 1000.0
+        return 1.0 - float((1.0 - OTHERS_GAIN) ** max(0.0, elapsed_s))
+
+    def _blend(self, means: Floats, row: int, gain: float, total: object, own: float) -> None:
+        """Move the running mean of what others have on the worker."""
+        if _is_count(total):
+            sample = float(total) - own
+        else:
+            self.num_bad_figures += 1
+            sample = self._mean_of_rest(means, row)
+        means[row] += gain * (sample - means[row])
+
+    def _mean_of_rest(self, values: Floats, row: int) -> float:
+        """Over the other workers that have reported; the own value if there are none."""
+        is_rest = np.isfinite(self.reported_at_ms)
+        is_rest[row] = False
+        return float(values[is_rest].mean()) if is_rest.any() else float(values[row])
+
+
+def _is_count(value: object) -> TypeGuard[float]:
+    return (
+        isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= MAX_COUNT
+    )
+
+
+def _sum(*values: object) -> object:
+    """None if one of them is impossible."""
+    counts = [value for value in values if _is_count(value)]
+    return sum(counts) if len(counts) == len(values) else None

@@ -1,0 +1,164 @@
+"""How long an engine iteration takes, fitted online from the timings that workers report.
+
+    T(n) = a + b u + c u^2    prefill part, u = new tokens / most of one iteration; 0 without any
+    D(p) = d + e p + f p^2    decode part, p = blocks in use / a reference number of blocks
+
+Recursive least squares with forgetting over one curve for all workers of a kind, times a speed for
+each worker. Everything is in milliseconds. Knows nothing of requests or of what is booked.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from controllers.events import Iteration
+
+Floats = npt.NDArray[np.float64]
+Numbers: TypeAlias = float | Floats
+
+FORGETTING = 0.9995  # about 2,000 iterations
+# A GPU with 8,192 tokens in a full iteration. In units of its own full iteration any engine has
+# this shape within an order of magnitude; in absolute tokens a laptop's slope would be 200 times
+# off, and its first samples would be taken for a large fixed part.
+PRIOR = (10.0, 200.0, 0.0, 10.0, 30.0, 0.0)
+PRIOR_VARIANCES = (1e2, 1e4, 1e3, 1e2, 1e3, 1e3)
+MAX_TRACE = 1e6  # of the covariance: an hour of equal samples must not make the next one explode it
+FLOOR_MS = 0.1
+# Within this distance of 1 a worker's speed counts as 1: noise of 1 % would pick the same "fastest"
+# idle worker again and again.
+SPEED_DEAD_BAND = 0.15
+# The curve learns the kind's scale before any worker's speed does; otherwise the first workers look
+# many times slower than the prior, and workers that join later look fast.
+NUM_CURVE_ONLY_SAMPLES = 32
+MAX_SAMPLE_MS = 600_000.0
+MAX_SAMPLE_TOKENS = 10_000_000
+
+
+class CostModel:
+    """The curve of one kind of worker.
+
+    `max_batched_tokens` is the most new tokens of one iteration. `num_bad_samples` counts samples
+    that were left out because a figure was impossible.
+    """
+
+    def __init__(self, max_batched_tokens: int = 8192) -> None:
+        self.max_batched_tokens = max_batched_tokens
+        self.num_samples = 0
+        self.num_bad_samples = 0
+        self._coefficients = np.array(PRIOR)
+        self._floats: tuple[float, ...] = PRIOR  # the same, quicker to use one by one
+        self._covariance = np.diag(PRIOR_VARIANCES)
+        self._max_share = 0.0
+        self._speeds: dict[str, _Speed] = {}
+
+    @property
+    def coefficients(self) -> tuple[float, ...]:
+        """(a, b, c, d, e, f) in ms."""
+        return self._floats
+
+    def observe(self, worker: str, iteration: Iteration, reference_blocks: int) -> None:
+        """One sample, a run of equal iterations included. Impossible samples change nothing."""
+        if not _is_possible(iteration, reference_blocks):
+            self.num_bad_samples += 1
+            return
+        self.num_samples += 1
+        features = _features(iteration, reference_blocks, self.max_batched_tokens)
+        predicted = float(features @ self._coefficients)
+        self._max_share = max(self._max_share, float(features[4]))
+        self._update(features, iteration.ms / self.speed(worker) - predicted)
+        if self.num_samples > NUM_CURVE_ONLY_SAMPLES and predicted > 1.0:
+            self._speeds.setdefault(worker, _Speed()).observe(iteration.ms / predicted)
+
+    def speed(self, worker: str) -> float:
+        """How many times longer than the curve says this worker takes."""
+        known = self._speeds.get(worker)
+        if known is None or abs(known.ratio - 1.0) <= SPEED_DEAD_BAND:
+            return 1.0
+        return known.ratio
+
+    def forget(self, worker: str) -> None:
+        """Its speed, not what it taught the curve."""
+        self._speeds.pop(worker, None)
+
+    def prefill_ms(self, num_tokens: Numbers, decode_ms: Numbers, speed: Numbers) -> Floats:
+        """Time to prefill this many tokens, in iterations of at most `max_batched_tokens` that each
+        also carry a decode part of `decode_ms`. Numbers, or arrays by worker."""
+        limit = self.max_batched_tokens
+        num_full = np.floor(num_tokens / limit)
+        rest = num_tokens - num_full * limit
+        full_ms = np.maximum(FLOOR_MS, self._iteration_ms(limit) * speed) + decode_ms
+        rest_ms = np.maximum(FLOOR_MS, self._iteration_ms(rest) * speed) + decode_ms
+        return np.asarray(num_full * full_ms + np.greater(rest, 0) * rest_ms)
+
+    def decode_ms(self, share: Numbers, speed: Numbers) -> Floats:
+        """Decode part of an iteration with `share` of the reference blocks in use. Beyond the
+        largest share observed it stays flat: a parabola fitted near 0 says nothing about 1."""
+        _, _, _, d, e, f = self._floats
+        p = np.minimum(share, self._max_share or 1.0)
+        return np.maximum(FLOOR_MS, (d + _rise(p, e, f)) * speed)
+
+    def _iteration_ms(self, num_tokens: Numbers) -> Floats:
+        a, b, c, *_ = self._floats
+        return a + _rise(num_tokens / self.max_batched_tokens, b, c)
+
+    def _update(self, features: Floats, error: float) -> None:
+        gain = self._covariance @ features
+        explained = float(features @ gain)
+        if not explained >= 0.0:
+            # Rounding has cost the matrix its definiteness; its scale is what matters, start anew.
+            self._covariance = np.diag(PRIOR_VARIANCES)
+            return
+        weight = FORGETTING + explained
+        self._coefficients = self._coefficients + gain * (error / weight)
+        self._floats = tuple(self._coefficients.tolist())
+        self._covariance = (self._covariance - np.outer(gain, gain) / weight) / FORGETTING
+        trace = float(np.trace(self._covariance))
+        if trace > MAX_TRACE:
+            self._covariance *= MAX_TRACE / trace
+
+
+class _Speed:
+    """Running mean of observed / predicted; starts at 1 with the weight of 20 samples."""
+
+    def __init__(self) -> None:
+        self.ratio = 1.0
+        self._num_samples = 0
+
+    def observe(self, ratio: float) -> None:
+        self._num_samples += 1
+        self.ratio += max(0.01, 1.0 / (self._num_samples + 20)) * (ratio - self.ratio)
+
+
+def _rise(x: Numbers, linear: float, square: float) -> Floats:
+    """linear x + square x^2 for x >= 0, but more work never takes less time: flat from the top of
+    the parabola on, and 0 where it is negative."""
+    if square < 0.0:
+        x = np.minimum(x, max(0.0, linear) / (-2.0 * square))
+    return np.asarray(x * np.maximum(0.0, linear + x * square))
+
+
+def _features(
+    iteration: Iteration, reference_blocks: int, max_batched_tokens: int
+) -> Floats:
+    u = iteration.new_tokens / max_batched_tokens
+    p = min(1.0, iteration.active_blocks / reference_blocks)
+    prefill = (1.0, u, u * u) if iteration.new_tokens > 0 else (0.0, 0.0, 0.0)
+    decode = (1.0, p, p * p) if iteration.num_decodes > 0 else (0.0, 0.0, 0.0)
+    return np.array(prefill + decode)
+
+
+def _is_possible(iteration: Iteration, reference_blocks: int) -> bool:
+    new_tokens, num_decodes = iteration.new_tokens, iteration.num_decodes
+    return (
+        0 <= new_tokens <= MAX_SAMPLE_TOKENS
+        and 0 <= num_decodes <= MAX_SAMPLE_TOKENS
+        and new_tokens + num_decodes > 0
+        and iteration.active_blocks >= 0
+        and reference_blocks > 0
+        and math.isfinite(iteration.ms)
+        and 0.0 < iteration.ms <= MAX_SAMPLE_MS
+    )

@@ -1,0 +1,154 @@
+"""Requests that this router has sent and that have not ended, and what workers say of their load.
+
+Owns reservations, books, the timing curve and what finished requests were like. Chooses nothing.
+`now` is in seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from controllers.books import Books
+from controllers.completions import Completions
+from controllers.cost_model import CostModel
+from controllers.events import Load
+
+UNKNOWN_REFERENCE_BLOCKS = 65_536
+
+
+@dataclass(frozen=True)
+class Booking:
+    """What a request takes on its worker."""
+
+    worker: str
+    request_type: str
+    uncached_tokens: float
+    num_blocks: int  # of the prompt
+    service_ms: float
+
+
+@dataclass
+class _Reservation:
+    booking: Booking
+    booked_at: float
+    first_at: float | None = None
+
+
+class Ledger:
+    """`num_expired` counts reservations that nobody released."""
+
+    def __init__(self, model: CostModel) -> None:
+        self.model = model
+        self.books = Books()
+        self.completions = Completions()
+        self.num_expired = 0
+        self._reservations: dict[str, _Reservation] = {}  # oldest first
+        self._reference_blocks = 0  # 0: no worker has said how many it has
+
+    def __len__(self) -> int:
+        return len(self._reservations)
+
+    @property
+    def reference_blocks(self) -> int:
+        """What shares of blocks are shares of: the capacity of the first worker."""
+        return self._reference_blocks or UNKNOWN_REFERENCE_BLOCKS
+
+    def set_workers(self, worker_to_blocks: Mapping[str, int]) -> list[str]:
+        """Returns the workers that are new in no longer being listed; they are forgotten."""
+        gone = [w for w in self.books.workers if w not in worker_to_blocks]
+        for worker in gone:
+            self.forget(worker)
+        for worker, num_blocks in worker_to_blocks.items():
+            row = self.books.add(worker)
+            if num_blocks > 0:
+                self.books.capacity_blocks[row] = num_blocks
+                self._refer_to(num_blocks)
+        return gone
+
+    def forget(self, worker: str) -> None:
+        """The worker is gone, with its reservations."""
+        self.books.forget(worker)
+        self.model.forget(worker)
+        lost = [i for i, r in self._reservations.items() if r.booking.worker == worker]
+        for request_id in lost:
+            del self._reservations[request_id]
+
+    def report(self, worker: str, load: Load, now: float) -> None:
+        """Take in a load record, as the worker sent it."""
+        row = self.books.row(worker)
+        if row is None:
+            return
+        self.books.report(row, load, now * 1000.0)
+        capacity = float(self.books.capacity_blocks[row])
+        if np.isfinite(capacity):
+            self._refer_to(int(capacity))
+        for iteration in load.iterations:
+            self.model.observe(worker, iteration, self.reference_blocks)
+        self.books.speed[row] = self.model.speed(worker)
+
+    def reserve(self, request_id: str, booking: Booking, now: float) -> None:
+        """The worker is known and the id is not reserved."""
+        row = self.books.add(booking.worker)
+        self.books.book(
+            row, booking.uncached_tokens, booking.num_blocks, booking.service_ms, now * 1000.0
+        )
+        self._reservations[request_id] = _Reservation(booking, now)
+
+    def first_token(self, request_id: str, now: float) -> None:
+        """Its prefill is done. Unknown ids and second calls change nothing."""
+        reservation = self._reservations.get(request_id)
+        if reservation is not None and reservation.first_at is None:
+            reservation.first_at = now
+            self._end_prefill(reservation, now)
+
+    def release(self, request_id: str, now: float, output_tokens: int = 0) -> None:
+        """It has left its worker, however it ended. Unknown ids change nothing."""
+        reservation = self._reservations.pop(request_id, None)
+        if reservation is None:
+            return
+        booking = reservation.booking
+        if reservation.first_at is None:
+            self._end_prefill(reservation, now)
+        elif output_tokens > 0:
+            held_ms = (now - reservation.first_at) * 1000.0
+            self.completions.add(booking.request_type, output_tokens, held_ms)
+        row = self.books.row(booking.worker)
+        if row is not None:
+            self.books.end(row, booking.num_blocks)
+
+    def expire(self, booked_before: float, now: float) -> None:
+        """Release what was reserved at or before that time."""
+        expired: list[str] = []
+        for request_id, reservation in self._reservations.items():
+            if reservation.booked_at > booked_before:
+                break
+            expired.append(request_id)
+        for request_id in expired:
+            self.release(request_id, now)
+        self.num_expired += len(expired)
+
+    def _refer_to(self, num_blocks: int) -> None:
+        self._reference_blocks = self._reference_blocks or num_blocks
+
+    def _end_prefill(self, reservation: _Reservation, now: float) -> None:
+        """The worker's backlog is estimated anew, from what is still booked there. Work that was
+        done sooner than booked, as before the curve is known, is booked for as long as it took."""
+        booking = reservation.booking
+        row = self.books.row(booking.worker)
+        if row is None:
+            return
+        self.books.start(row, booking.uncached_tokens)
+        unused_ms = booking.service_ms - (now - reservation.booked_at) * 1000.0
+        if unused_ms > 0.0:
+            self.books.give_back(row, unused_ms, now * 1000.0)
+        backlog_ms = self._backlog_ms(row) if self.books.num_unstarted[row] > 0 else 0.0
+        self.books.prefill_end_ms[row] = now * 1000.0 + backlog_ms
+
+    def _backlog_ms(self, row: int) -> float:
+        speed = float(self.books.speed[row])
+        share = float(self.books.active_blocks()[row]) / self.reference_blocks
+        decode_ms = self.model.decode_ms(share, speed)
+        return float(self.model.prefill_ms(float(self.books.prefill_tokens[row]), decode_ms, speed))

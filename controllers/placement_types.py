@@ -1,0 +1,108 @@
+"""What goes into and comes out of placement, and what it needs of a routing table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal, Protocol
+
+import msgspec
+from msgspec import Meta
+
+Seconds = Annotated[float, Meta(gt=0)]
+Weight = Annotated[float, Meta(ge=0)]
+
+
+class PlacementSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Preferences of placement. Nothing here needs tuning to the hardware: what
+    iterations cost is fitted from the workers' own timings."""
+
+    policy: Literal["kv_aware", "random", "round_robin", "least_requests"] = "kv_aware"
+    beta: Weight = 0.02  # ms of first-token time that one ms of somebody's decode delay counts as
+    theta: Weight = 1.0  # weight of what work on a busy worker costs the requests after it
+    route_ttl_s: Seconds = 5.0  # so long the blocks of a sent request are expected on its worker
+    reservation_ttl_s: Seconds = 900.0  # a reservation that nobody releases ends after this
+    host_onboard_ms_per_block: Weight = 0.2  # to bring a cached block back to the first medium
+    # Tokens computed behind a shared prefix, as a multiple of its length, before an idle worker
+    # gets a copy of it; 0: requests stay with the prefix until its worker is busy.
+    prefix_copy_ratio: Weight = 1.0
+
+
+class Query(msgspec.Struct, frozen=True, kw_only=True):
+    """A request to place. `hashes` are those of the prompt's full blocks, front first."""
+
+    request_id: str
+    hashes: Sequence[int]
+    num_tokens: int
+    request_type: str = "interactive"
+    tier: str = "default"  # orders what waits; placement treats all tiers alike
+    expected_output_tokens: int | None = None  # None: as many as its request type had on average
+    pinned: str | None = None  # worker that takes it as long as it is a candidate
+
+
+class Placed(msgspec.Struct, frozen=True, kw_only=True):
+    """A decision.
+
+    `reason`: overlap (the worker has a prefix of the prompt), predicted (a request just sent there
+    will leave it), load (cost decided without any overlap there), cold (no worker holds anything
+    yet), stale (nothing is known of the worker's cache), pinned, policy (random or round robin).
+    """
+
+    worker: str
+    reason: str
+    predicted_cached_tokens: int
+    best_cached_tokens: int  # the most that any candidate offered
+    predicted_ttft_ms: float
+    num_candidates: int
+
+
+class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker in an explanation."""
+
+    worker: str
+    overlap_blocks: int  # known from events
+    predicted_blocks: int  # with those expected of requests sent just now
+    is_stale: bool
+    num_requests: float  # own, and the running mean of other routers'
+    busy: float  # share of the last 20 s booked
+    backlog_ms: float
+    start_ms: float
+    service_ms: float
+    cost_ms: float
+
+
+class OverlapView(Protocol):
+    """Leading blocks of a prompt on a worker; blocks off the gpu have to be brought back first."""
+
+    @property
+    def num_blocks(self) -> int: ...
+
+    @property
+    def num_gpu(self) -> int: ...
+
+
+class WorkerView(Protocol):
+    """What the table knows of a worker."""
+
+    @property
+    def epoch(self) -> int: ...
+
+    @property
+    def num_blocks(self) -> int: ...
+
+
+class TableView(Protocol):
+    """What placement needs of a routing table."""
+
+    @property
+    def block_size(self) -> int: ...
+
+    @property
+    def workers(self) -> Mapping[str, WorkerView]: ...
+
+    def overlap(self, hashes: Sequence[int]) -> Mapping[str, OverlapView]:
+        """By worker; those that do not have the first block may be absent."""
+        ...
+
+    def is_stale(self, worker: str) -> bool:
+        """True if what the worker holds is not known; also for unknown workers."""
+        ...

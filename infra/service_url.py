@@ -1,0 +1,25 @@
+"""Where the service answers and whether it is ready. Asks over HTTP; knows nothing of Serve."""
+
+from __future__ import annotations
+
+import urllib.error
+import urllib.request
+
+from infra.settings import Settings
+
+
+def not_ready_reason(url: str, timeout_s: float = 2.0) -> str | None:
+    """None if the service at `url` says it is ready."""
+    try:
+        with urllib.request.urlopen(f"{url}/ready", timeout=timeout_s):
+            return None
+    except urllib.error.HTTPError as error:
+        return f"{error.code} {error.read(500).decode('utf-8', 'replace').strip()}"
+    except OSError as error:
+        return str(error)
+
+
+def url_of(settings: Settings) -> str:
+    """As a client on this machine says it."""
+    host = settings.http.host
+    return f"http://{'127.0.0.1' if host in {'0.0.0.0', '::'} else host}:{settings.http.port}"

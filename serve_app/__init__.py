@@ -1,0 +1,1 @@
+"""Serving: ingress, router, replica, executors, the local engine and the command line."""

@@ -1,0 +1,47 @@
+"""What several commands share: options, where the running service is, how things are printed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from controllers.errors import SetupError
+from infra.run_state import RunState, StateDir
+
+StateDirOption = Annotated[
+    Path, typer.Option("--state-dir", help="Folder for state, logs, data and models.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+UrlOption = Annotated[
+    str | None, typer.Option("--url", help="Service to ask; default: the one of --state-dir.")
+]
+DEFAULT_STATE_DIR = Path(".cachelane")
+
+
+def console() -> Console:
+    """Standard output; never cuts or colours what a program reads."""
+    return Console(highlight=False)
+
+
+def print_json(value: Any) -> None:
+    typer.echo(json.dumps(value, indent=2))
+
+
+def running(state_dir: Path) -> RunState:
+    """What runs for the folder. Raises SetupError if nothing does."""
+    state = StateDir.at(state_dir)
+    run = state.load()
+    if run is None or not run.is_running():
+        raise SetupError(
+            f"nothing is running for {state.path}: start it with `cachelane up` or `make up`"
+        )
+    return run
+
+
+def service_url(url: str | None, state_dir: Path) -> str:
+    """Without a slash at its end. Raises SetupError."""
+    return (url or running(state_dir).url).rstrip("/")

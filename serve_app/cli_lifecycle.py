@@ -1,0 +1,158 @@
+"""`cachelane up`, `down` and `status`."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from controllers.errors import SetupError
+from infra.process_session import ProcessId
+from infra.run_state import RunState, StateDir
+from infra.service_url import not_ready_reason
+from infra.settings import Settings, load_settings, to_settings, to_values
+from infra.shutdown import shut_down
+from infra.supervisor import Parts, Supervisor
+from serve_app.cli_common import DEFAULT_STATE_DIR, JsonOption, StateDirOption, console, print_json
+from serve_app.client import first_model
+from serve_app.model_files import fetch_model
+from serve_app.progress import StartProgress
+
+WATCH_S = 0.5
+QUESTION = "What is the capital of France?"
+
+
+def up(
+    config: Annotated[Path | None, typer.Option(help="Settings file (YAML).")] = None,
+    replicas: Annotated[int | None, typer.Option(help="Executor replicas.")] = None,
+    ingress: Annotated[int | None, typer.Option(help="Ingress replicas.")] = None,
+    executor: Annotated[str | None, typer.Option(help="local or scripted.")] = None,
+    model: Annotated[str | None, typer.Option(help="GGUF file; default: fetched once.")] = None,
+    kafka: Annotated[str | None, typer.Option(help="host:port of a Kafka of yours.")] = None,
+    http_port: Annotated[int | None, typer.Option(help="Port of the service.")] = None,
+    detach: Annotated[bool, typer.Option("--detach", help="Return when it is ready.")] = False,
+    state_dir: StateDirOption = DEFAULT_STATE_DIR,
+) -> None:
+    """Start Kafka, Ray and the service; Ctrl-C stops them."""
+    settings = override(
+        load_settings(config),
+        {
+            ("executor", "num_replicas"): replicas,
+            ("http", "num_ingress"): ingress,
+            ("executor", "kind"): executor,
+            ("model", "path"): model,
+            ("kafka", "bootstrap_servers"): kafka,
+            ("http", "port"): http_port,
+        },
+    )
+    state = StateDir.at(state_dir)
+    run = state.load()
+    if run is not None and run.is_ready and run.is_running():
+        typer.echo(f"Cachelane is already running: {run.url} (stop it with `cachelane down`)")
+        return
+    # A closed terminal and `kill` are to stop what was started, as Ctrl-C does.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
+    run = _start(state, settings)
+    if not detach:
+        _stay(state, run)
+
+
+def override(settings: Settings, changes: Mapping[tuple[str, str], Any]) -> Settings:
+    """Settings with the values that are not None put in. Raises SettingsError."""
+    values = to_values(settings)
+    for (section, key), value in changes.items():
+        if value is not None:
+            values[section][key] = value
+    return to_settings(values)
+
+
+def _start(state: StateDir, settings: Settings) -> RunState:
+    started_s = time.monotonic()
+    parts = Parts(
+        fetch_model=lambda say: fetch_model(settings, state.models, say),
+        deploy_command=[sys.executable, "-m", "serve_app.deploy"],
+    )
+    with StartProgress(console()) as progress:
+        run = Supervisor(state, settings, parts, progress).start()
+    typer.echo(banner(run.url, first_model(run.url), time.monotonic() - started_s))
+    return run
+
+
+def _stay(state: StateDir, run: RunState) -> None:
+    """Until Ctrl-C, or until the cluster ends by itself."""
+    typer.echo("Ctrl-C stops it.")
+    try:
+        while run.sessions["ray"].is_alive():
+            time.sleep(WATCH_S)
+    except KeyboardInterrupt:
+        typer.echo("\nstopping ...")
+        return
+    finally:
+        shut_down(state)
+    raise SetupError(f"Ray ended: see {state.logs / 'ray'}")
+
+
+def banner(url: str, model: str, elapsed_s: float) -> str:
+    """What to do now; each part works as printed."""
+    return f"""
+Cachelane serves {model} at {url} (ready in {elapsed_s:.0f} s)
+
+curl -s {url}/v1/chat/completions -H 'Content-Type: application/json' \
+-d '{{"model": "{model}", "messages": [{{"role": "user", "content": "{QUESTION}"}}], \
+"temperature": 0, "max_tokens": 64}}'
+
+from openai import OpenAI
+client = OpenAI(base_url="{url}/v1", api_key="none")
+messages = [{{"role": "user", "content": "{QUESTION}"}}]
+answer = client.chat.completions.create(
+    model="{model}", messages=messages, temperature=0, max_tokens=64
+)
+print(answer.choices[0].message.content, answer.usage)
+
+See also: cachelane fleet, cachelane events --follow, cachelane chat, cachelane down
+"""
+
+
+def down(state_dir: StateDirOption = DEFAULT_STATE_DIR) -> None:
+    """Stop everything that `up` started."""
+    typer.echo("stopped" if shut_down(StateDir.at(state_dir)) else "nothing was running")
+
+
+def status(state_dir: StateDirOption = DEFAULT_STATE_DIR, as_json: JsonOption = False) -> None:
+    """Say what runs; exit code 1 if requests cannot be served."""
+    state = StateDir.at(state_dir)
+    found = describe(state.load())
+    if as_json:
+        print_json(found)
+    else:
+        table = Table.grid(padding=(0, 2))
+        for name, value in found.items():
+            table.add_row(name, str(value))
+        console().print(table)
+    raise typer.Exit(0 if found["status"] == "ready" else 1)
+
+
+def describe(run: RunState | None) -> dict[str, Any]:
+    if run is None or not run.is_running():
+        return {"status": "not running"}
+    reason = not_ready_reason(run.url)
+    return {
+        "status": "ready" if reason is None else ("not ready" if run.is_ready else "starting"),
+        **({} if reason is None else {"reason": reason}),
+        "url": run.url,
+        "kafka": run.bootstrap_servers,
+        "ray": run.ray_address,
+        "up": _pid(run.starter),
+        **{name: _pid(leader) for name, leader in run.sessions.items() if leader.is_alive()},
+    }
+
+
+def _pid(process: ProcessId) -> str:
+    return f"pid {process.pid}" if process.is_alive() else "detached"

@@ -1,0 +1,1 @@
+"""The small paged-KV engine that runs a model on this machine."""

@@ -1,0 +1,56 @@
+"""Settings -> executor. The only place that knows which executors exist."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from controllers.errors import SettingsError
+from infra.settings import ExecutorSettings, Settings
+from serve_app.engine.build import EngineLimits
+from serve_app.engine.scripted_model import Timing
+from serve_app.executors.base import Executor
+from serve_app.executors.local import LocalExecutor
+from serve_app.executors.scripted import ScriptedExecutor
+from serve_app.tokenizer import ByteTokenizer, load_tokenizer
+
+
+def create_executor(settings: Settings, model_path: str | None) -> Executor:
+    """`model_path` is a GGUF file; the scripted executor takes at most its vocabulary from it.
+
+    Raises SettingsError or ModelFileError.
+    """
+    executor = settings.executor
+    limits = limits_of(executor)
+    if executor.kind == "scripted":
+        scripted = executor.scripted
+        timing = Timing(
+            prefill_ms=scripted.prefill_ms,
+            prefill_ms_per_token=scripted.prefill_ms_per_token,
+            decode_ms=scripted.decode_ms,
+        )
+        name = settings.model.name or "scripted"
+        tokenizer = load_tokenizer(Path(model_path)) if model_path else ByteTokenizer()
+        return ScriptedExecutor(
+            limits, timing=timing, model_name=name, vocab_size=tokenizer.vocab_size
+        )
+    if model_path is None:
+        raise SettingsError("model.path: the local executor needs a GGUF file")
+    return LocalExecutor.from_gguf(
+        Path(model_path),
+        limits,
+        model_name=settings.model.name,
+        num_threads=executor.num_threads,
+    )
+
+
+def limits_of(executor: ExecutorSettings) -> EngineLimits:
+    return EngineLimits(
+        block_size=executor.block_size,
+        num_gpu_blocks=executor.num_gpu_blocks,
+        num_host_blocks=executor.num_host_blocks,
+        max_batch_size=executor.max_batch_size,
+        max_batched_tokens=executor.max_batched_tokens,
+        max_seq_len=executor.max_seq_len,
+        event_buffer_size=executor.event_buffer_size,
+        min_offload_priority=executor.host_offload_min_retention_priority,
+    )

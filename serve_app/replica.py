@@ -1,0 +1,123 @@
+"""The Serve deployment that owns one executor: ids in, ids out.
+
+Owns the executor, its gate (what waits before the engine starts it) and its event publisher. Knows
+nothing of text, HTTP, other replicas or why the request came here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+from ray import serve
+
+from controllers.blocks import HASH_SCHEME
+from controllers.errors import CachelaneError, ExecutorDead, ExecutorError
+from controllers.events import WorkerUp
+from infra.event_bus import KafkaBus
+from infra.event_bus_base import Topics
+from infra.event_publisher import EventPublisher, WorkerIdentity
+from infra.settings import Settings, to_settings
+from serve_app.coalesce import coalesce
+from serve_app.executors.base import Executor, TokenChunk
+from serve_app.executors.factory import create_executor
+from serve_app.gate_keeper import GateKeeper
+from serve_app.members import worker_name
+from serve_app.model_files import model_path_on_this_node
+from serve_app.wire import decode_call, encode_chunks, encode_failure
+
+logger = logging.getLogger(__name__)
+
+# Items of one stream are sent at least this far apart, the first one at once: at 100 tokens/s a
+# token still travels alone, at 1,000 they share the handle's cost.
+MIN_SEND_INTERVAL_S = 0.004
+
+
+class ExecutorReplica:
+    """One executor with one worker (data-parallel ranks of one executor would be several)."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self._settings: Settings = to_settings(settings)
+        model_path = model_path_on_this_node(self._settings)
+        self._executor: Executor = create_executor(
+            self._settings, str(model_path) if model_path else None
+        )
+        self._gate = GateKeeper(self._executor.info, self._settings.executor.max_waiting_requests)
+        self._replica = serve.get_replica_context().replica_id.unique_id
+        info = self._executor.info
+        self._worker = worker_name(self._replica, 0)
+        self._publisher = EventPublisher(
+            source=self._executor,
+            identity=WorkerIdentity(self._worker, self._replica, 0, info.model, info.block_size),
+            up=WorkerUp(
+                num_blocks=info.num_blocks,
+                executor=info.name,
+                version=info.version,
+                salt_id=HASH_SCHEME,
+                max_seq_len=info.max_seq_len,
+            ),
+            bus=KafkaBus(self._settings.kafka),
+            topics=Topics(self._settings.kafka.topic_prefix),
+            settings=self._settings.events,
+            max_record_bytes=self._settings.kafka.max_record_bytes,
+            extra_queued=self._gate.waiting,
+        )
+        self._publisher.start()
+
+    async def generate(self, request_id: str, call: bytes) -> AsyncIterator[bytes]:
+        """Stream of wire answers. Cancelling it aborts the request in the executor.
+
+        `request_id` is what the router finds the request by; here it is for the log.
+        """
+        try:
+            async for chunks in coalesce(self._run(call), MIN_SEND_INTERVAL_S):
+                yield encode_chunks(chunks)
+        except CachelaneError as error:
+            yield encode_failure(error)
+        except Exception:
+            logger.exception("request %s", request_id)
+            yield encode_failure(ExecutorError(f"internal error in worker {self._worker}"))
+
+    async def _run(self, data: bytes) -> AsyncIterator[TokenChunk]:
+        call = decode_call(data)
+        async with self._gate.admit(call.request.request_id, call.uncached_tokens) as ticket:
+            stream = self._executor.generate(call.request)
+            try:
+                async for chunk in stream:
+                    yield ticket.on_chunk(chunk)
+            finally:
+                await stream.aclose()  # type: ignore[attr-defined]
+
+    async def publish_snapshot(self, workers: list[str]) -> None:
+        """Tell a table everything, if it asked for this worker."""
+        if self._worker in workers:
+            self._publisher.request_snapshot()
+
+    def record_replica_metadata(self) -> dict[str, Any]:
+        """Read once by Serve when the replica is ready; every router of it gets this."""
+        info = self._executor.info
+        return {
+            "workers": [worker_name(self._replica, rank) for rank in range(info.num_dp_ranks)],
+            "epoch": self._publisher.epoch,
+            "info": {name: getattr(info, name) for name in info.__struct_fields__},
+        }
+
+    async def check_health(self) -> None:
+        """Called by Serve; raising makes it replace the replica."""
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(None, self._check)
+
+    def _check(self) -> None:
+        self._executor.check_health()
+        if not self._publisher.is_alive():
+            raise ExecutorDead(f"the event thread of {self._worker} has ended")
+
+    def __del__(self) -> None:
+        publisher = getattr(self, "_publisher", None)
+        if publisher is not None:
+            publisher.close("replica stopped")
+        executor = getattr(self, "_executor", None)
+        if executor is not None:
+            executor.close()

@@ -1,0 +1,49 @@
+"""Who is asking: the tenant of an API key.
+
+A key that no tenant owns, or none at all, is the tenant `default`: OpenAI clients always send some
+key. To demand a known key, give `default` keys of its own; then any other is refused (HTTP 401).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from controllers.blocks import salt_of
+from controllers.errors import InvalidRequest
+from infra.settings import Settings, TenantSettings
+from serve_app.http_errors import INVALID_API_KEY
+
+DEFAULT = "default"
+
+
+class Tenant(NamedTuple):
+    name: str
+    settings: TenantSettings
+
+    def salt(self, cache_salt: str | None) -> int:
+        """What keeps blocks apart: the tenant's own salt and the request's; 0 without either."""
+        if cache_salt is None:
+            return salt_of(self.settings.salt)
+        return salt_of(f"{len(self.settings.salt or '')}:{self.settings.salt or ''}:{cache_salt}")
+
+
+class Tenants:
+    """Tenants by API key."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._default = Tenant(DEFAULT, settings.tenants[DEFAULT])
+        self._by_key = {
+            key: Tenant(name, tenant)
+            for name, tenant in settings.tenants.items()
+            for key in tenant.api_keys
+        }
+
+    def of(self, authorization: str | None) -> Tenant:
+        """Tenant of an Authorization header. Raises InvalidRequest with code invalid_api_key."""
+        scheme, _, key = (authorization or "").partition(" ")
+        tenant = self._by_key.get(key.strip()) if scheme.lower() == "bearer" else None
+        if tenant is not None:
+            return tenant
+        if self._default.settings.api_keys:
+            raise InvalidRequest("", "the API key is missing or unknown", INVALID_API_KEY)
+        return self._default

@@ -1,0 +1,79 @@
+"""One fleet at a time for the tests of this folder; each test finds it idle and leaves it idle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.ports import free_ports
+from tests.cluster.fleet import BLOCK_SIZE, Fleet, start_fleet, stop_fleet, wait_idle
+
+NUM_BLOCKS = 256
+SCRIPTED: dict[str, Any] = {
+    "executor": {
+        "kind": "scripted",
+        "num_replicas": 3,
+        "block_size": BLOCK_SIZE,
+        "num_gpu_blocks": NUM_BLOCKS,  # few enough to overflow
+        "max_batch_size": 8,
+        "max_waiting_requests": 20,
+        # Slow enough that a request can be caught while it runs.
+        "scripted": {"prefill_ms": 1.0, "prefill_ms_per_token": 0.02, "decode_ms": 2.0},
+    },
+    # Snapshots come when they are asked for, not by themselves.
+    "events": {"load_interval_s": 0.2, "heartbeat_timeout_s": 1.5, "snapshot_interval_s": 3600},
+    "http": {"num_ingress": 2},
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.ray)
+
+
+class OneFleet:
+    """Starts the fleet that a test wants; the one before it is stopped first."""
+
+    def __init__(self, folders: pytest.TempPathFactory, kafka_libs: Path) -> None:
+        self._folders = folders
+        self._kafka_libs = kafka_libs
+        self._values: dict[str, Any] = {}
+        self._fleet: Fleet | None = None
+
+    def with_settings(self, values: dict[str, Any]) -> Fleet:
+        if self._fleet is None or self._values != values:
+            self.stop()
+            self._fleet = self._start(values)
+            self._values = values
+        return self._fleet
+
+    def stop(self) -> None:
+        if self._fleet is not None:
+            stop_fleet(self._fleet)
+        self._fleet = None
+
+    def _start(self, values: dict[str, Any]) -> Fleet:
+        (port,) = free_ports(1)
+        http = {**values.get("http", {}), "port": port}
+        return start_fleet(
+            self._folders.mktemp("fleet"), self._kafka_libs, {**values, "http": http}
+        )
+
+
+@pytest.fixture(scope="session")
+def one_fleet(kafka_libs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OneFleet]:
+    holder = OneFleet(tmp_path_factory, kafka_libs)
+    yield holder
+    holder.stop()
+
+
+@pytest.fixture
+def fleet(one_fleet: OneFleet) -> Iterator[Fleet]:
+    """Three scripted replicas, two ingresses. After each test every counter must return to zero."""
+    running = one_fleet.with_settings(SCRIPTED)
+    yield running
+    wait_idle(running)

@@ -1,0 +1,103 @@
+"""The broker dies by kill -9 under traffic, and comes back on its port."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from infra.local_broker import LocalBroker
+from tests.cluster.event_log import topic_reader
+from tests.cluster.eventually import eventually
+from tests.cluster.fleet import Fleet, http_client, overlaps_of
+
+COMPLETIONS = "/v1/completions"
+HEAL_TIMEOUT_S = 10.0
+
+
+class Traffic:
+    """One request after another; `prompts` says where each went."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.statuses: Counter[int] = Counter()
+        self.reasons: Counter[str] = Counter()
+        self.request_ids: list[str] = []
+        self.prompts: list[tuple[str, str]] = []  # prompt, worker
+
+    def __enter__(self) -> Traffic:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        with http_client(self._url) as client:
+            while not self._is_over.wait(0.05):
+                prompt = f"{len(self.request_ids)} during the outage " * 4
+                answer = client.post(COMPLETIONS, json={"prompt": prompt, "max_tokens": 2})
+                self.statuses[answer.status_code] += 1
+                self.reasons[answer.headers.get("x-cachelane-reason", "none")] += 1
+                self.request_ids.append(answer.json().get("id", answer.text))
+                self.prompts.append((prompt, answer.headers.get("x-cachelane-worker", "")))
+
+
+def test_requests_go_on_and_the_tables_heal(fleet: Fleet, kafka_libs: Path) -> None:
+    with Traffic(fleet.url) as traffic, broker_away(fleet, kafka_libs):
+        eventually(lambda: assert_silent(fleet))
+        traffic.reasons.clear()
+        eventually(lambda: assert_requests(traffic, 20))
+        assert traffic.reasons.keys() == {"stale"}
+    eventually(lambda: assert_healed(fleet), HEAL_TIMEOUT_S)
+    assert traffic.statuses == {200: len(traffic.request_ids)}
+    # Nothing is lost: blocks stored meanwhile are in the tables, decisions are in the log.
+    for prompt, worker in traffic.prompts[-20:]:
+        for client in fleet.ingress_clients():
+            assert overlaps_of(client, {"prompt": prompt})[worker] == len(prompt) // 32
+    with topic_reader(fleet.run.bootstrap_servers, "decisions") as log:
+        eventually(lambda: assert_decisions(log.read(), traffic.request_ids))
+
+
+@contextmanager
+def broker_away(fleet: Fleet, kafka_libs: Path) -> Iterator[None]:
+    """Killed on entry, started again on the same port on exit."""
+    bootstrap = fleet.broker.bootstrap
+    fleet.broker.kill()
+    try:
+        yield
+    finally:
+        started = LocalBroker.start(fleet.state.path, libs_dir=kafka_libs)
+        with warnings.catch_warnings():
+            # What kafka-python leaves of connections to a broker that is not ready yet.
+            warnings.simplefilter("ignore", ResourceWarning)
+            gc.collect()
+        assert started.bootstrap == bootstrap
+
+
+def assert_silent(fleet: Fleet) -> None:
+    for view in fleet.views():
+        assert not view["ingress"]["is_connected"]
+        assert [row["stale_reason"] for row in view["workers"]] == ["silent"] * 3
+
+
+def assert_requests(traffic: Traffic, count: int) -> None:
+    assert traffic.reasons.total() >= count
+
+
+def assert_healed(fleet: Fleet) -> None:
+    for view in fleet.views():
+        assert view["ingress"]["is_connected"]
+        assert [row["stale_reason"] for row in view["workers"]] == [None] * 3
+
+
+def assert_decisions(records: list[dict[str, str]], request_ids: list[str]) -> None:
+    found = Counter(record["request_id"] for record in records)
+    assert [found[request_id] for request_id in request_ids] == [1] * len(request_ids)

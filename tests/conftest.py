@@ -1,0 +1,26 @@
+"""For all tests: a clean environment, marks by fixture, the session's broker."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.kafka_fixtures import kafka_broker, kafka_libs, kafka_session
+
+__all__ = ["kafka_broker", "kafka_libs", "kafka_session"]
+
+BROKER_FIXTURES = {"kafka_broker", "kafka_libs", "kafka_session"}
+FOREIGN_PREFIXES = ("CACHELANE_", "RAY_")
+
+
+def pytest_configure() -> None:
+    """A developer's own settings and cluster must not reach the tests or their child processes."""
+    for name in [name for name in os.environ if name.startswith(FOREIGN_PREFIXES)]:
+        del os.environ[name]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if BROKER_FIXTURES.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.kafka)

@@ -1,0 +1,46 @@
+"""What the bus refuses before it connects to anything."""
+
+from __future__ import annotations
+
+import pytest
+
+from controllers.errors import BusError
+from infra.event_bus import KafkaBus, ensure_topics, is_answering
+from infra.settings import KafkaSettings
+
+
+def test_embedded_broker_must_be_resolved_first():
+    with pytest.raises(BusError, match="bootstrap_servers is ''"):
+        KafkaBus(KafkaSettings())
+
+
+def test_unknown_security_setting():
+    settings = KafkaSettings(bootstrap_servers="a:1", security={"ssl_ca": "x"})
+    with pytest.raises(BusError, match=r"unknown 'ssl_ca'; valid: .*ssl_cafile"):
+        KafkaBus(settings)
+
+
+def test_security_settings_are_taken():
+    security = {
+        "security_protocol": "SASL_SSL",
+        "sasl_mechanism": "SCRAM-SHA-512",
+        "sasl_plain_username": "u",
+        "sasl_plain_password": "p",
+        "ssl_cafile": "/ca.pem",
+        "ssl_check_hostname": True,
+    }
+    bus = KafkaBus(KafkaSettings(bootstrap_servers="a:1", topic_prefix="p", security=security))
+    assert bus.topics.all() == ("p.kv-events", "p.decisions", "p.scaling", "p.bookings")
+
+
+def test_missing_checksum_library(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(BusError, match="crc32c is missing: pip install"):
+        KafkaBus(KafkaSettings(bootstrap_servers="a:1"))
+
+
+def test_nothing_listens():
+    settings = KafkaSettings(bootstrap_servers="127.0.0.1:1")
+    with pytest.raises(BusError, match="no Kafka at 127.0.0.1:1: .*refused"):
+        ensure_topics(settings)
+    assert not is_answering("127.0.0.1:1", 1.0)

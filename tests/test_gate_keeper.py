@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from controllers.errors import Overloaded
+from serve_app.executors.base import ExecutorInfo, TokenChunk
+from serve_app.gate_keeper import GateKeeper
+
+INFO = ExecutorInfo(
+    name="scripted",
+    version="1",
+    model="m",
+    block_size=4,
+    num_blocks={"gpu": 8},
+    max_seq_len=64,
+    max_batch_size=3,
+    max_batched_tokens=8192,
+)
+
+
+class Rig:
+    """Requests as tasks that hold their place until told to go on."""
+
+    def __init__(self, max_waiting: int = 10) -> None:
+        self.now = 0.0
+        self.keeper = GateKeeper(INFO, max_waiting, clock=lambda: self.now)
+        self.started: list[str] = []
+        self.steps: dict[str, asyncio.Queue[str]] = {}
+        self.tasks: dict[str, asyncio.Task[None]] = {}
+        self.chunks: list[TokenChunk] = []
+
+    async def submit(self, request_id: str, uncached: int) -> None:
+        self.steps[request_id] = asyncio.Queue()
+        self.tasks[request_id] = asyncio.ensure_future(self._run(request_id, uncached))
+        await settle()
+
+    async def _run(self, request_id: str, uncached: int) -> None:
+        async with self.keeper.admit(request_id, uncached) as ticket:
+            self.started.append(request_id)
+            while await self.steps[request_id].get() == "token":
+                self.chunks.append(ticket.on_chunk(TokenChunk(token_ids=(1,), queue_ms=2.0)))
+
+    async def step(self, request_id: str, what: str) -> None:
+        self.steps[request_id].put_nowait(what)
+        await settle()
+
+
+async def settle() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_a_long_prefill_holds_the_next_until_its_first_token() -> None:
+    rig = Rig()
+    await rig.submit("a", 4000)
+    await rig.submit("b", 3000)
+    await rig.submit("c", 100)
+    assert rig.started == ["a"]
+    assert rig.keeper.waiting() == (2, 3100)
+    await rig.step("a", "token")
+    assert rig.started == ["a", "c"]
+    await rig.step("c", "end")
+    assert rig.started == ["a", "c", "b"]
+    for name in "ab":
+        await rig.step(name, "end")
+    assert (rig.keeper.waiting(), rig.keeper.num_running()) == ((0, 0), 0)
+
+
+async def test_short_prefills_share_a_start_and_full_hits_pass() -> None:
+    rig = Rig()
+    for name, uncached in (("a", 1000), ("b", 500), ("c", 500), ("hit", 0)):
+        await rig.submit(name, uncached)
+    assert rig.started == ["a", "b", "hit"]  # c would make 2,000 tokens and a batch of four
+    await rig.step("a", "end")
+    assert rig.started == ["a", "b", "hit", "c"]
+
+
+async def test_the_batch_bounds_what_runs() -> None:
+    rig = Rig()
+    for name in "abcd":
+        await rig.submit(name, 0)
+    assert rig.started == ["a", "b", "c"]
+    await rig.step("b", "end")
+    assert rig.started == ["a", "b", "c", "d"]
+
+
+async def test_too_many_waiting_is_overloaded_and_changes_nothing() -> None:
+    rig = Rig(max_waiting=1)
+    await rig.submit("a", 4000)
+    await rig.submit("b", 4000)
+    with pytest.raises(Overloaded):
+        async with rig.keeper.admit("c", 4000):
+            pytest.fail("was let in")
+    assert (rig.keeper.waiting(), rig.keeper.num_running()) == ((1, 4000), 1)
+
+
+@pytest.mark.parametrize("victim", ["a", "b"])
+async def test_a_cancelled_request_gives_its_place_back(victim: str) -> None:
+    rig = Rig()
+    await rig.submit("a", 4000)
+    await rig.submit("b", 4000)
+    await rig.submit("c", 4000)
+    rig.tasks[victim].cancel()
+    await asyncio.gather(rig.tasks[victim], return_exceptions=True)
+    await settle()
+    assert rig.started == (["a", "b"] if victim == "a" else ["a"])
+    assert rig.keeper.waiting()[0] == 1
+    rest = [name for name in "abc" if name != victim]
+    for name in rest:
+        await rig.step(name, "end")
+    assert rig.started[-2:] == rest[-2:]
+    assert (rig.keeper.waiting(), rig.keeper.num_running()) == ((0, 0), 0)
+
+
+async def test_a_second_request_of_the_same_id_is_refused() -> None:
+    rig = Rig()
+    await rig.submit("a", 10)
+    with pytest.raises(ValueError, match="runs already"):
+        async with rig.keeper.admit("a", 10):
+            pytest.fail("was let in")
+    assert rig.keeper.num_running() == 1
+    await rig.step("a", "end")
+
+
+async def test_queue_ms_of_the_first_chunk_holds_the_wait_at_the_gate() -> None:
+    rig = Rig()
+    await rig.submit("a", 4000)
+    await rig.submit("b", 4000)
+    rig.now = 0.5
+    await rig.step("a", "token")
+    await rig.step("a", "token")
+    await rig.step("b", "token")
+    assert [chunk.queue_ms for chunk in rig.chunks] == [2.0, 2.0, 502.0]

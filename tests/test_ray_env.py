@@ -1,0 +1,65 @@
+"""The environment of a local Ray cluster."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+from infra.ray_env import MAX_RAY_DIR_BYTES, ray_dir, ray_environment
+
+HAPROXY_SH = Path(__file__).parent.parent / "infra" / "haproxy.sh"
+
+
+def test_each_state_folder_has_a_short_folder_of_its_own(tmp_path: Path) -> None:
+    deep = tmp_path / ("x" * 100)
+    assert ray_dir(deep) != ray_dir(tmp_path)
+    assert ray_dir(deep) == ray_dir(deep / ".." / deep.name)
+    assert len(os.fsencode(ray_dir(deep))) <= MAX_RAY_DIR_BYTES
+
+
+def test_haproxy_sockets_are_short_enough(tmp_path: Path) -> None:
+    env = ray_environment(tmp_path)
+    for name in ("SOCKET_PATH", "METRICS_SOCKET_PATH"):
+        folder, file = os.path.split(env[f"RAY_SERVE_HAPROXY_{name}"])
+        assert len(f"{folder}/{'f' * 56}/{file}") <= 97
+
+
+def test_two_clusters_share_no_token(tmp_path: Path) -> None:
+    first, second = ray_environment(tmp_path), ray_environment(tmp_path)
+    assert first["RAY_AUTH_TOKEN"] != second["RAY_AUTH_TOKEN"]
+    assert {env["RAY_AUTH_MODE"] for env in (first, second)} == {"token"}
+
+
+def test_no_port_is_given_twice(tmp_path: Path) -> None:
+    env = ray_environment(tmp_path)
+    ports = [value for name, value in env.items() if name.endswith("_PORT")]
+    assert len(ports) == len(set(ports)) == 8
+
+
+def test_values_are_what_a_process_takes(tmp_path: Path) -> None:
+    assert all(isinstance(value, str) for value in ray_environment(tmp_path).values())
+
+
+def test_haproxy_shows_its_figures_to_this_machine_only(tmp_path: Path) -> None:
+    config = tmp_path / "haproxy.cfg"
+    config.write_text(
+        "frontend prometheus\n    bind :9101\nfrontend http\n    bind *:8000\n"
+        "listen stats\n  bind *:8404\n"
+    )
+    binary = tmp_path / "haproxy"
+    binary.write_text('#!/bin/sh\necho "$@"\n')
+    binary.chmod(0o755)
+    env = {
+        "PATH": os.environ["PATH"],
+        "HAPROXY_BINARY": str(binary),
+        "RAY_SERVE_HAPROXY_METRICS_PORT": "9101",
+        "RAY_SERVE_HAPROXY_STATS_PORT": "8404",
+    }
+    command = [str(HAPROXY_SH), "-db", "-f", str(config), "-sf", "12"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    assert done.stdout == f"-db -f {config} -sf 12\n"
+    assert config.read_text() == (
+        "frontend prometheus\n    bind 127.0.0.1:9101\nfrontend http\n    bind *:8000\n"
+        "listen stats\n  bind 127.0.0.1:8404\n"
+    )

@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import json
+
+import jsonschema
+import msgspec
+import pytest
+
+from controllers.events import (
+    Booking,
+    Cleared,
+    Decision,
+    Event,
+    EventBatch,
+    Iteration,
+    Load,
+    Lost,
+    Removed,
+    ScalingDecision,
+    Snapshot,
+    SnapshotBlocks,
+    Stored,
+    Updated,
+    WorkerDown,
+    WorkerUp,
+    encode,
+    hexes_of,
+)
+from infra.record_schemas import TOPIC_TO_TYPE, path_of, text_of
+
+H = hexes_of([1, 2])
+
+EVERY_EVENT: list[Event] = [
+    WorkerUp(num_blocks={"gpu": 8}, executor="local", version="1", salt_id="s", max_seq_len=64),
+    Stored(parent=None, hashes=H, num_tokens=[4, 2], retention_priority=[100, 80], tier="chat"),
+    Stored(parent=H[0], hashes=H[1:], num_tokens=[4], retention_priority=[0], medium="host"),
+    Removed(hashes=H),
+    Updated(hashes=H, medium="host", old_medium="gpu"),
+    Updated(hashes=H, retention_priority=10, old_retention_priority=35),
+    Cleared(),
+    Snapshot(
+        snapshot_id=1,
+        part=0,
+        num_parts=1,
+        blocks=SnapshotBlocks(
+            hashes=H,
+            parents=["", H[0]],
+            mediums=["gpu", "host"],
+            retention_priority=[100, 35],
+            tiers=["chat", "chat"],
+            num_tokens=[4, 4],
+        ),
+        num_blocks={"gpu": 8},
+        max_seq_len=64,
+        salt_id="s",
+    ),
+    Load(
+        num_active=1,
+        num_queued=0,
+        queued_prefill_tokens=10,
+        decode_tokens=20,
+        used_blocks={"gpu": 2},
+        total_blocks={"gpu": 8},
+        iterations=[Iteration(512, 2, 30, 12.5, 3)],
+    ),
+    Lost(reason="buffer full", first=1, last=4),
+    WorkerDown(reason="stopped"),
+]
+
+RECORDS: dict[str, list[msgspec.Struct]] = {
+    "kv-events": [
+        EventBatch(
+            schema=1,
+            worker="r-0",
+            replica="r",
+            dp_rank=0,
+            model="m",
+            epoch=1,
+            seq=i,
+            ts_ms=2,
+            block_size=4,
+            events=[event],
+        )
+        for i, event in enumerate(EVERY_EVENT)
+    ],
+    "decisions": [
+        Decision(
+            schema=1,
+            ts_ms=1,
+            request_id="q",
+            model="m",
+            request_type="interactive",
+            tenant="default",
+            worker="r-0",
+            reason="overlap",
+            num_candidates=2,
+            prompt_tokens=100,
+            prompt_blocks=3,
+            predicted_cached_tokens=96,
+            best_cached_tokens=96,
+            cached_tokens=96,
+            predicted_ttft_ms=4.5,
+            ttft_ms=None,
+            queue_ms=None,
+            total_ms=10.0,
+            output_tokens=0,
+            num_attempts=1,
+            status="cancelled",
+        )
+    ],
+    "scaling": [
+        ScalingDecision(
+            schema=1, ts_ms=1, deployment="Executor", num_replicas=1, target_replicas=2, reason="r"
+        )
+    ],
+    "bookings": [
+        Booking(
+            schema=1,
+            ts_ms=1,
+            router="i",
+            worker="r-0",
+            request_id="q",
+            state="sent",
+            prefill_tokens=4,
+            num_blocks=3,
+        )
+    ],
+}
+
+
+@pytest.mark.parametrize("topic", list(TOPIC_TO_TYPE))
+def test_the_committed_schema_is_the_one_of_the_types(topic: str) -> None:
+    assert path_of(topic).read_text(encoding="utf-8") == text_of(topic)
+
+
+@pytest.mark.parametrize("topic", list(TOPIC_TO_TYPE))
+def test_records_are_valid_and_a_missing_field_is_not(topic: str) -> None:
+    validator = jsonschema.Draft202012Validator(json.loads(path_of(topic).read_text()))
+    for record in RECORDS[topic]:
+        values = json.loads(encode(record))
+        assert list(validator.iter_errors(values)) == []
+        del values["schema"]
+        assert [error.validator for error in validator.iter_errors(values)] == ["required"]

@@ -1,0 +1,284 @@
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controllers.errors import SettingsError
+from infra.settings import (
+    ExecutorSettings,
+    ModelSettings,
+    Settings,
+    TenantSettings,
+    load_settings,
+    to_settings,
+    to_values,
+)
+
+SECTIONS = ", ".join(sorted(Settings.__struct_fields__))
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "cachelane.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def error_of(values: Mapping[str, Any]) -> str:
+    with pytest.raises(SettingsError) as caught:
+        to_settings(values)
+    return str(caught.value)
+
+
+def file_error(tmp_path: Path, text: str, env: Mapping[str, str] | None = None) -> str:
+    with pytest.raises(SettingsError) as caught:
+        load_settings(written(tmp_path, text), env or {})
+    return str(caught.value).replace(f"{tmp_path}/", "")
+
+
+def test_defaults() -> None:
+    assert load_settings(None, {}) == Settings()
+    assert to_settings({}) == Settings()
+    assert Settings().executor == ExecutorSettings(kind="local", num_replicas=2, block_size=32)
+
+
+def test_values_round_trip() -> None:
+    settings = to_settings(
+        {
+            "model": {"name": "m"},
+            "tenants": {"default": {}, "a": {"salt": "s", "api_keys": ["k"]}},
+            "retention": {"request_types": {"mine": {"decode": {"retention_priority": 5}}}},
+        }
+    )
+    assert settings.tenants == {
+        "default": TenantSettings(),
+        "a": TenantSettings(salt="s", api_keys=["k"]),
+    }
+    assert to_settings(to_values(settings)) == settings
+
+
+def test_file_and_environment(tmp_path: Path) -> None:
+    path = written(tmp_path, "model: {name: from-file}\nexecutor:\n  block_size: 16\n")
+    env = {
+        "CACHELANE_MODEL__NAME": "from-env",
+        "CACHELANE_EXECUTOR__SCRIPTED__DECODE_MS": "1.5",
+        "CACHELANE_TENANTS__DEFAULT__API_KEYS": "[a, b]",
+        "CACHELANE_HOME": "not a setting",
+        "OTHER__NAME": "not ours",
+    }
+    settings = load_settings(path, env)
+    assert settings.model == ModelSettings(name="from-env")
+    assert settings.executor.block_size == 16
+    assert settings.executor.scripted.decode_ms == 1.5
+    assert settings.tenants == {"default": TenantSettings(api_keys=["a", "b"])}
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "executor:\n  # block_size: 16\nmodel:\n"])
+def test_empty_files_and_sections_are_defaults(tmp_path: Path, text: str) -> None:
+    assert load_settings(written(tmp_path, text), {}) == Settings()
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (
+            {"executr": {}},
+            f"executr: unknown key; did you mean 'executor'? valid keys: {SECTIONS}",
+        ),
+        ({"zzz": {}}, f"zzz: unknown key; valid keys: {SECTIONS}"),
+        (
+            {"executor": {"scripted": {"prefil_ms": 1}}},
+            "executor.scripted.prefil_ms: unknown key; did you mean 'prefill_ms'? "
+            "valid keys: decode_ms, prefill_ms, prefill_ms_per_token",
+        ),
+        (
+            {"tenants": {"default": {}, "acme": {"slat": "x"}}},
+            "tenants.acme.slat: unknown key; did you mean 'salt'? "
+            "valid keys: api_keys, default_request_type, max_retention_priority, salt",
+        ),
+        (
+            {"retention": {"request_types": {"mine": {"systm": {}}}}},
+            "retention.request_types.mine.systm: unknown key; did you mean 'system'? "
+            "valid keys: current, decode, history, system",
+        ),
+    ],
+)
+def test_unknown_keys(values: Mapping[str, Any], message: str) -> None:
+    assert error_of(values) == message
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"executor": {"block_size": "32"}}, "executor.block_size: Expected `int`, got `str`"),
+        ({"executor": {"block_size": 0}}, "executor.block_size: Expected `int` >= 1"),
+        ({"executor": {"block_size": -1}}, "executor.block_size: Expected `int` >= 1"),
+        ({"executor": {"num_replicas": True}}, "executor.num_replicas: Expected `int`, got `bool`"),
+        ({"executor": {"num_replicas": 2.5}}, "executor.num_replicas: Expected `int`, got `float`"),
+        (
+            {"executor": {"kind": "trt"}},
+            "executor.kind: Invalid enum value 'trt'; valid values: 'local', 'scripted'",
+        ),
+        (
+            {"executor": {"kind": False}},
+            "executor.kind: Expected `str`, got `bool`; valid values: 'local', 'scripted'",
+        ),
+        (
+            {"model": {"name": True}},
+            "model.name: Expected `str | null`, got `bool`; "
+            "YAML reads yes, no, on, off, true and false as booleans: quote it",
+        ),
+        ({"executor": None}, "executor: Expected `object`, got `null`"),
+        ({"executor": []}, "executor: Expected `object`, got `array`"),
+        ({"http": {"port": 65536}}, "http.port: Expected `int` <= 65535"),
+        (
+            {"kafka": {"topic_prefix": "a b"}},
+            "kafka.topic_prefix: Expected `str` matching regex '^[A-Za-z0-9._-]{1,100}$'",
+        ),
+        (
+            {"kafka": {"security": {"sasl_mechanism": [1]}}},
+            "kafka.security.sasl_mechanism: Expected `bool | int | str | null`, got `array`",
+        ),
+        (
+            {"tenants": {"default": {"api_keys": ["a", 1]}}},
+            "tenants.default.api_keys[1]: Expected `str`, got `int`",
+        ),
+        (
+            {"tenants": {"default": {"salt": ""}}},
+            "tenants.default.salt: Expected `str` of length >= 1",
+        ),
+        ({"tenants": {"default": {}, 7: {}}}, "a key of tenants: Expected `str`, got `int`"),
+        ({1: {}}, "a key of the file: Expected `str`"),
+        ({"routing": {"beta": float("nan")}}, "routing.beta: Expected `float` >= 0.0"),
+        ({"routing": {"theta": float("inf")}}, "routing.theta: inf is not a finite number"),
+        (
+            {"routing": {"policy": "sticky"}},
+            "routing.policy: Invalid enum value 'sticky'; valid values: "
+            "'kv_aware', 'random', 'round_robin', 'least_requests'",
+        ),
+        (
+            {"retention": {"request_types": {"mine": {"system": {"retention_priority": 101}}}}},
+            "retention.request_types.mine.system.retention_priority: Expected `int` <= 100",
+        ),
+    ],
+)
+def test_wrong_values(values: Mapping[str, Any], message: str) -> None:
+    assert error_of(values) == message
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"tenants": {"a": {}}}, "tenants: must have 'default', got ['a']"),
+        (
+            {"tenants": {"default": {}, "a": {"default_request_type": "fast"}}},
+            "tenants.a.default_request_type: 'fast' is none of "
+            "['agent', 'batch', 'interactive', 'oneoff', 'system']",
+        ),
+        (
+            {"tenants": {"default": {"api_keys": ["k"]}, "a": {"api_keys": ["k"]}}},
+            "tenants: an API key is given twice",
+        ),
+        (
+            {"retention": {"default_request_type": "fast"}},
+            "retention.default_request_type: 'fast' is none of "
+            "['agent', 'batch', 'interactive', 'oneoff', 'system']",
+        ),
+    ],
+)
+def test_laws_between_settings(values: Mapping[str, Any], message: str) -> None:
+    assert error_of(values) == message
+
+
+def test_a_tenant_may_use_a_type_of_its_own() -> None:
+    values = {
+        "tenants": {"default": {}, "a": {"default_request_type": "mine"}},
+        "retention": {"request_types": {"mine": {}}},
+    }
+    assert to_settings(values).tenants["a"].default_request_type == "mine"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: 1\na: 2\n", "cachelane.yaml: key 'a' is given twice (line 2)"),
+        (
+            "executor:\n  kind: local\n  kind: local\n",
+            "cachelane.yaml: key 'kind' is given twice (line 3)",
+        ),
+        ("? [a]\n: 1\n", "cachelane.yaml: a key must be a plain word (line 1)"),
+        ("- 1\n", "cachelane.yaml must hold sections, got list"),
+        ("just text\n", "cachelane.yaml must hold sections, got str"),
+    ],
+)
+def test_files_of_wrong_shape(tmp_path: Path, text: str, message: str) -> None:
+    assert file_error(tmp_path, text) == message
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a: [", "a: 1\n---\nb: 2\n", "a: 2020-13-45\n", "a: !!python/object:os.system x\n", "\t: x"],
+)
+def test_files_that_are_not_yaml(tmp_path: Path, text: str) -> None:
+    assert file_error(tmp_path, text).startswith("cachelane.yaml is not YAML: ")
+
+
+def test_a_yaml_boolean_in_a_file(tmp_path: Path) -> None:
+    assert file_error(tmp_path, "model:\n  name: on\n") == (
+        "model.name: Expected `str | null`, got `bool`; "
+        "YAML reads yes, no, on, off, true and false as booleans: quote it"
+    )
+
+
+def test_merge_keys_and_their_overrides(tmp_path: Path) -> None:
+    text = (
+        "tenants:\n  default: &base {salt: s, max_retention_priority: 50}\n"
+        "  a:\n    <<: *base\n    salt: t\n"
+    )
+    assert load_settings(written(tmp_path, text), {}).tenants == {
+        "default": TenantSettings(salt="s", max_retention_priority=50),
+        "a": TenantSettings(salt="t", max_retention_priority=50),
+    }
+
+
+def test_unreadable_files(tmp_path: Path) -> None:
+    missing = tmp_path / "none.yaml"
+    with pytest.raises(SettingsError, match=re.escape(f"cannot read settings file {missing}: ")):
+        load_settings(missing, {})
+    with pytest.raises(SettingsError, match=re.escape(f"cannot read settings file {tmp_path}: ")):
+        load_settings(tmp_path, {})
+    binary = tmp_path / "binary.yaml"
+    binary.write_bytes(b"\xff\xfe\xfa")
+    with pytest.raises(SettingsError, match=re.escape(f"cannot read settings file {binary}: ")):
+        load_settings(binary, {})
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        (
+            {"CACHELANE_EXECUTOR__BLOCK_SIZE": "many"},
+            "executor.block_size: Expected `int`, got `str`",
+        ),
+        (
+            {"CACHELANE_EXECUTOR__BLOKSIZE": "8"},
+            "executor.bloksize: unknown key; did you mean 'block_size'? valid keys: "
+            + ", ".join(sorted(ExecutorSettings.__struct_fields__)),
+        ),
+        ({"CACHELANE_MODEL__NAME__X": "1"}, "CACHELANE_MODEL__NAME__X: name is not a section"),
+        (
+            {"CACHELANE_TENANTS__DEFAULT": "{salt: a, salt: b}"},
+            "CACHELANE_TENANTS__DEFAULT: key 'salt' is given twice (line 1)",
+        ),
+    ],
+)
+def test_bad_environment(tmp_path: Path, env: Mapping[str, str], message: str) -> None:
+    assert file_error(tmp_path, "model: {name: m}\n", env) == message
+
+
+def test_environment_that_is_not_yaml(tmp_path: Path) -> None:
+    message = file_error(tmp_path, "", {"CACHELANE_MODEL__NAME": "["})
+    assert message.startswith("CACHELANE_MODEL__NAME is not YAML: ")
