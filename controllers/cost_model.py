@@ -141,9 +141,7 @@ def _rise(x: Numbers, linear: float, square: float) -> Floats:
     return np.asarray(x * np.maximum(0.0, linear + x * square))
 
 
-def _features(
-    iteration: Iteration, reference_blocks: int, max_batched_tokens: int
-) -> Floats:
+def _features(iteration: Iteration, reference_blocks: int, max_batched_tokens: int) -> Floats:
     u = iteration.new_tokens / max_batched_tokens
     p = min(1.0, iteration.active_blocks / reference_blocks)
     prefill = (1.0, u, u * u) if iteration.new_tokens > 0 else (0.0, 0.0, 0.0)

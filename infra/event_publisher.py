@@ -96,6 +96,7 @@ class EventPublisher:
         self._is_closing = threading.Event()
         self._last_load_s = float("-inf")
         self._last_snapshot_s = 0.0
+        self._next_drain_s = 0.0
         self._thread = threading.Thread(target=self._run, name="event-publisher", daemon=True)
 
     def start(self) -> None:
@@ -127,9 +128,8 @@ class EventPublisher:
     def _run(self) -> None:
         self.begin()
         while not self._is_closing.is_set():
-            started = time.monotonic()
             try:
-                has_events = self.turn(self._settings.load_interval_s / 2)
+                self.turn(self._settings.load_interval_s / 2)
             except ExecutorError as error:
                 logger.error("event publisher of %s ends: %s", self._identity.worker, error)
                 return
@@ -138,14 +138,16 @@ class EventPublisher:
                 logger.exception("event publisher of %s", self._identity.worker)
                 self._has_lost = self._has_lost or "publisher failed on an event"
                 self._is_closing.wait(self._settings.load_interval_s)
-                continue
-            left = self._settings.drain_interval_s - (time.monotonic() - started)
-            if has_events and left > 0:
-                self._is_closing.wait(left)  # events of the meantime share the next record
 
-    def turn(self, timeout_s: float) -> bool:
-        """One round: drain (up to timeout_s), publish what is due. True if there were events."""
+    def turn(self, timeout_s: float) -> None:
+        """One round: drain (waiting up to timeout_s for a first event), publish what is due."""
         events = self._source.drain_events(timeout_s)
+        if events:
+            # What a request leaves behind comes within a step or two: one record instead of three.
+            wait_s = max(self._settings.linger_s, self._next_drain_s - self._clock())
+            self._is_closing.wait(wait_s)
+            self._next_drain_s = self._clock() + self._settings.drain_interval_s
+            events += self._source.drain_events(0)
         for event in events:
             self._mirror.apply(event)
         if any(isinstance(event, Lost) for event in events):
@@ -156,7 +158,6 @@ class EventPublisher:
         else:
             self._publish_events(events)
         self._publish_due()
-        return bool(events)
 
     def _publish_events(self, events: list[Event]) -> None:
         max_events = self._settings.max_events_per_record

