@@ -23,7 +23,7 @@ UP_FLAGS = $(if $(CONFIG),--config "$(CONFIG)") $(if $(REPLICAS),--replicas "$(R
 FETCH_MODEL = from pathlib import Path; from serve_app.engine.model_store import *; \
 	ensure_default_model(Path('.cachelane/models'), print)
 
-.PHONY: help install up down test check bench clean
+.PHONY: help install up down test test-pure check bench clean
 .DEFAULT_GOAL := help
 
 help:
@@ -33,6 +33,7 @@ help:
 	@echo "make down      stop what make up started"
 	@echo "make install   make $(VENV) (PYTHON=python3.12 chooses the interpreter)"
 	@echo "make test      all tests: first the pure ones, then those with a real broker and a real Ray"
+	@echo "make test-pure  those of controllers/ only: seconds"
 	@echo "make check     ruff and mypy"
 	@echo "make bench     the demonstration: KV-aware routing against random routing"
 	@echo "make clean     stop everything, remove $(VENV) and .cachelane"
@@ -52,6 +53,9 @@ test: install
 	$(BIN)/python -m pytest -m "not kafka and not ray and not model"
 	@$(BIN)/python -c "$(FETCH_MODEL)"
 	$(BIN)/python -m pytest -m "kafka or ray or model"
+
+test-pure: install
+	$(BIN)/python -m pytest -q -m pure --ignore tests/cluster
 
 check: install
 	$(BIN)/ruff check .

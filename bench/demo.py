@@ -179,13 +179,13 @@ def summary(run: Run) -> dict[str, Any]:
 def plot(runs: dict[str, Run], num_turns: int) -> None:
     """Median time to first token by turn."""
     plotext.clear_figure()
-    for policy, run in runs.items():
+    for marker, (policy, run) in zip("ox", runs.items(), strict=True):
         medians = [median(t.ttft_ms for t in run.turns if t.number == n) for n in range(num_turns)]
-        plotext.plot(range(1, num_turns + 1), medians, label=policy)
+        plotext.plot(range(1, num_turns + 1), medians, label=policy, marker=marker)
     plotext.title("median TTFT (ms) by turn")
+    plotext.xticks(range(1, num_turns + 1))
     plotext.plot_size(70, 16)
-    plotext.theme("clear")
-    plotext.show()
+    print(plotext.uncolorize(plotext.build()))
 
 
 def main() -> None:

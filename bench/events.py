@@ -28,7 +28,7 @@ from controllers.worker_state import Applied
 from infra.event_bus import KafkaBus
 from infra.event_bus_base import Topics
 from infra.event_publisher import EventPublisher, WorkerIdentity
-from infra.local_broker import start_local_broker
+from infra.local_broker_tansu import start_local_broker
 from infra.settings import EventSettings, KafkaSettings
 from infra.table_feed import TableFeed
 

@@ -31,7 +31,7 @@ from controllers.events import (
     encode,
 )
 from controllers.mirror import Mirror
-from infra.event_bus_base import Bus, Loss, Topics
+from infra.event_bus_base import Bus, BusHealth, Loss, Topics
 from infra.settings import EventSettings
 
 logger = logging.getLogger(__name__)
@@ -116,6 +116,10 @@ class EventPublisher:
 
     def is_alive(self) -> bool:
         return self._thread.is_alive()
+
+    def health(self) -> BusHealth:
+        """Of the connection to the bus; any thread."""
+        return self._producer.health()
 
     def _on_loss(self, loss: Loss) -> None:
         self._has_lost = self._has_lost or f"record not acknowledged: {loss.reason}"

@@ -103,4 +103,6 @@ class GateKeeper:
         for request_id in self._gate.next(sum(self._owed.values()), num_free):
             self._running.add(request_id)
             self._owed[request_id] = self._uncached[request_id]
-            self._let_in.pop(request_id).set_result(None)
+            turn = self._let_in.pop(request_id)
+            if not turn.done():  # else cancelled just now: its own `_leave` comes, and pumps again
+                turn.set_result(None)

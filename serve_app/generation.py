@@ -51,7 +51,11 @@ async def prepared(
     """The request's Work. Raises InvalidRequest, NotReady or ClientGone."""
     body = await read_json_body(scope, receive, max_bytes)
     info = fleet.info()
-    caller = Caller(header(scope, b"authorization"), header(scope, b"x-request-type"))
+    caller = Caller(
+        header(scope, b"authorization"),
+        header(scope, b"x-request-type"),
+        header(scope, b"x-cachelane-pin"),
+    )
     if len(body) > LARGE_BODY:
         return await asyncio.to_thread(prepare, body, caller, info)
     return prepare(body, caller, info)

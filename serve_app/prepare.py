@@ -164,6 +164,7 @@ class Preparer:
             salt=tenant.salt(body.cache_salt),
             request_type=self._request_type(body, caller, tenant),
             request_id=f"{kind}-{uuid.uuid4().hex}",
+            pinned_worker=caller.pinned_worker,
             wanted=wanted,
             num_top=num_top,
         )
@@ -187,6 +188,7 @@ class Preparer:
             request_type=terms.request_type,
             tier=terms.request_type,
             tenant=terms.tenant.name,
+            pinned_worker=terms.pinned_worker,
         )
 
     def _retention(self, terms: Terms, prompt: Prompt) -> Retention:

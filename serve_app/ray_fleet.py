@@ -19,6 +19,7 @@ from controllers.errors import CachelaneError, ExecutorDead, ExecutorError, NotR
 from infra.settings import Settings
 from serve_app.executors.base import ExecutorInfo, TokenChunk
 from serve_app.fleet import Ask, Route
+from serve_app.outcome import Outcome
 from serve_app.routing import Routing
 from serve_app.wire import decode_answer
 
@@ -66,7 +67,7 @@ class RayFleet:
     async def generate(self, ask: Ask, route: Route) -> AsyncIterator[TokenChunk]:
         outcome = self._routing.begin(ask, route)
         try:
-            async for chunk in self._attempts(ask, route):
+            async for chunk in self._attempts(outcome):
                 if outcome.on_chunk(chunk):
                     self._routing.first_token(ask.request.request_id)
                 if outcome.is_complete:
@@ -80,8 +81,8 @@ class RayFleet:
         finally:
             self._routing.finish(outcome, "error")
 
-    async def _attempts(self, ask: Ask, route: Route) -> AsyncIterator[TokenChunk]:
-        request_id = ask.request.request_id
+    async def _attempts(self, outcome: Outcome) -> AsyncIterator[TokenChunk]:
+        request_id, route = outcome.ask.request.request_id, outcome.route
         refusal: Overloaded | None = None
         for attempt in range(1, MAX_ATTEMPTS + 1):
             has_started = False
@@ -95,8 +96,9 @@ class RayFleet:
             except NotReady as error:
                 raise refusal or error from None
             except (ActorDiedError, ActorUnavailableError) as error:
+                if outcome.is_complete:
+                    return  # it died after the last chunk
                 if has_started or attempt == MAX_ATTEMPTS:
-                    self._routing.failed(request_id)
                     raise ExecutorDead(f"worker {route.worker} died during the request") from error
                 logger.warning("request %s: worker %s died, trying again", request_id, route.worker)
             self._routing.failed(request_id)

@@ -19,6 +19,7 @@ class Caller:
 
     authorization: str | None = None
     request_type: str | None = None
+    pinned_worker: str | None = None
 
 
 @dataclass(frozen=True)
@@ -56,5 +57,6 @@ class Terms:
     salt: int
     request_type: str
     request_id: str
+    pinned_worker: str | None
     wanted: int | None  # max_tokens as asked for
     num_top: int | None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,10 @@ from tests.kafka_fixtures import kafka_broker, kafka_libs, kafka_session
 __all__ = ["kafka_broker", "kafka_libs", "kafka_session"]
 
 BROKER_FIXTURES = {"kafka_broker", "kafka_libs", "kafka_session"}
+CONTROLLERS = Path(__file__).parent.parent / "controllers"
+PURE_FILES = {f"test_{path.stem}" for path in CONTROLLERS.glob("*.py")} | {
+    "test_routing_table_model"
+}
 FOREIGN_PREFIXES = ("CACHELANE_", "RAY_")
 
 
@@ -22,5 +27,7 @@ def pytest_configure() -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
+        if item.path.stem in PURE_FILES:
+            item.add_marker(pytest.mark.pure)
         if BROKER_FIXTURES.intersection(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.kafka)

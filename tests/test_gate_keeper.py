@@ -133,3 +133,16 @@ async def test_queue_ms_of_the_first_chunk_holds_the_wait_at_the_gate() -> None:
     await rig.step("a", "token")
     await rig.step("b", "token")
     assert [chunk.queue_ms for chunk in rig.chunks] == [2.0, 2.0, 502.0]
+
+
+async def test_requests_cancelled_together_do_not_hold_up_those_behind_them() -> None:
+    rig = Rig()
+    for name, uncached in (("a", 4000), ("b", 3000), ("c", 3100), ("d", 3200)):
+        await rig.submit(name, uncached)
+    for name in "abc":  # as when a router process dies: a's end must not fail on b, cancelled too
+        rig.tasks[name].cancel()
+    await settle()
+    assert all(rig.tasks[name].cancelled() for name in "abc")
+    assert rig.started == ["a", "d"]
+    await rig.step("d", "end")
+    assert (rig.keeper.waiting(), rig.keeper.num_running()) == ((0, 0), 0)

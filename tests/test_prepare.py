@@ -369,3 +369,8 @@ def test_a_model_without_a_chat_template_takes_prompts_only() -> None:
         bare.chat(data, NOBODY, INFO)
     assert raised.value.field == "messages"
     assert len(bare.completion(b'{"prompt": "hi"}', NOBODY, INFO).asks) == 1
+
+
+def test_a_caller_may_ask_for_a_worker() -> None:
+    assert only(chat(Caller(pinned_worker="a-0"))).pinned_worker == "a-0"
+    assert only(chat()).pinned_worker is None

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from controllers.errors import NotReady
@@ -192,3 +193,16 @@ def test_the_processs_state_exists_only_after_it_was_installed(
     installed = routing.install(settings(), rig.bus)
     assert routing.current() is installed
     installed.close()
+
+
+def test_a_pinned_worker_is_taken_while_it_is_there() -> None:
+    rig = Rig("a", "b")
+    rig.up("a-0", "b-0")
+    rig.store("b-0", TOKENS)
+    for wanted, expected in (("gone-0", ("b-0", "overlap")), ("a-0", ("a-0", "pinned"))):
+        route = Route()
+        pinned = msgspec.structs.replace(ask(wanted, TOKENS), pinned_worker=wanted)
+        outcome = rig.routing.begin(pinned, route)
+        rig.routing.place(wanted)
+        rig.routing.finish(outcome, "ok")
+        assert (route.worker, route.reason) == expected

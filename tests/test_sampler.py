@@ -73,7 +73,7 @@ def test_negative_seeds_are_seeds() -> None:
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_frequencies_follow_the_softmax(temperature: float) -> None:
-    count = 20000
+    count = 8000
     counts = Counter(draw(Sampling(temperature=temperature, seed=2), count))
     expected = probabilities(LOGITS / temperature)
     for token in ORDER[:5]:
@@ -97,7 +97,7 @@ def test_top_p_keeps_the_fewest_that_reach_it(top_k: int) -> None:
 
 def test_top_p_over_a_flat_distribution_looks_beyond_the_first_candidates() -> None:
     flat = np.linspace(0, 1e-3, 6000, dtype=np.float32)
-    tokens = draw(Sampling(top_p=0.9, seed=3), 3000, flat)
+    tokens = draw(Sampling(top_p=0.9, seed=3), 1000, flat)
     assert min(tokens) >= 600
     assert min(tokens) < 700
 
