@@ -34,6 +34,9 @@ SPEED_DEAD_BAND = 0.15
 # The curve learns the kind's scale before any worker's speed does; otherwise the first workers look
 # many times slower than the prior, and workers that join later look fast.
 NUM_CURVE_ONLY_SAMPLES = 32
+# A worker that gets no work sends no timings: what its speed was when the machine was busy counts
+# no longer than the curve itself remembers, or it would never be tried again.
+MAX_SPEED_AGE_SAMPLES = 2000
 MAX_SAMPLE_MS = 600_000.0
 MAX_SAMPLE_TOKENS = 10_000_000
 
@@ -71,12 +74,16 @@ class CostModel:
         self._max_share = max(self._max_share, float(features[4]))
         self._update(features, iteration.ms / self.speed(worker) - predicted)
         if self.num_samples > NUM_CURVE_ONLY_SAMPLES and predicted > 1.0:
-            self._speeds.setdefault(worker, _Speed()).observe(iteration.ms / predicted)
+            speed = self._speeds.setdefault(worker, _Speed())
+            speed.observe(iteration.ms / predicted)
+            speed.last_sample = self.num_samples
 
     def speed(self, worker: str) -> float:
         """How many times longer than the curve says this worker takes."""
         known = self._speeds.get(worker)
-        if known is None or abs(known.ratio - 1.0) <= SPEED_DEAD_BAND:
+        if known is None or self.num_samples - known.last_sample > MAX_SPEED_AGE_SAMPLES:
+            return 1.0
+        if abs(known.ratio - 1.0) <= SPEED_DEAD_BAND:
             return 1.0
         return known.ratio
 
@@ -126,6 +133,7 @@ class _Speed:
 
     def __init__(self) -> None:
         self.ratio = 1.0
+        self.last_sample = 0  # of the whole fleet, when this worker was last timed
         self._num_samples = 0
 
     def observe(self, ratio: float) -> None:

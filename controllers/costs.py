@@ -9,6 +9,7 @@ Pure arithmetic on the rows of `Books`; knows no policy of ties, staleness or fa
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -44,12 +45,14 @@ class Costs(NamedTuple):
 
 class Weights(NamedTuple):
     """`beta`: ms of time to first token that one ms of somebody's decode delay counts as. `theta`:
-    weight of the congestion price. `held_ms`: mean time from a first token to the end."""
+    weight of the congestion price. `held_ms`: mean time from a first token to the end.
+    `max_running`: requests that a worker runs together; the others wait."""
 
     beta: float
     theta: float
     held_ms: float
     mean_output_tokens: float
+    max_running: float = math.inf
 
 
 def cost_of(
@@ -89,6 +92,7 @@ def cost_of(
     held = active + num_requests * (weights.mean_output_tokens / size)
     start = np.maximum(backlog, np.where(queued > 0, shared_ms, 0.5 * shared_ms))
     start = np.maximum(start, _memory_wait_ms(held, need, books.capacity_blocks, weights.held_ms))
+    start = start + _slot_wait_ms(num_requests, weights)  # places come free after the backlog
 
     busy = books.busy(now_ms)
     standstill = np.where(uncached > 0, service - shared_ms, 0.0)
@@ -105,3 +109,9 @@ def _memory_wait_ms(held: Floats, need: float, capacity: Floats, held_ms: float)
     """Blocks that are missing over the rate at which held ones come free; all of them at most."""
     missing = np.minimum(held, np.maximum(0.0, held + need - capacity))
     return np.asarray(missing / np.maximum(held, 1.0) * held_ms)
+
+
+def _slot_wait_ms(num_requests: Floats, weights: Weights) -> Floats:
+    """A full batch lets one more in `max_running` times while one request is held."""
+    too_many = np.maximum(0.0, num_requests + 1.0 - weights.max_running)
+    return np.asarray(too_many * (weights.held_ms / weights.max_running))

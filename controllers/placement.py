@@ -10,6 +10,7 @@ in seconds of any steady clock.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from random import Random
 from typing import Any
@@ -38,8 +39,16 @@ from controllers.predictions import Predictions
 class Placement:
     """One router's decisions for one deployment, whose workers are of one kind."""
 
-    def __init__(self, settings: PlacementSettings, model: CostModel, rng: Random) -> None:
+    def __init__(
+        self,
+        settings: PlacementSettings,
+        model: CostModel,
+        rng: Random,
+        max_running: float = math.inf,
+    ) -> None:
+        """`max_running`: requests that a worker runs together."""
         self._rng = rng
+        self._max_running = max_running
         self._ledger = Ledger(model)
         self._books = self._ledger.books
         self._blind = BlindPlacement()
@@ -140,7 +149,11 @@ class Placement:
             output_tokens=expected,
         )
         weights = Weights(
-            settings.beta, settings.theta, completions.held_ms, completions.output_tokens
+            settings.beta,
+            settings.theta,
+            completions.held_ms,
+            completions.output_tokens,
+            self._max_running,
         )
         reference, model = self._ledger.reference_blocks, self._ledger.model
         return found, cost_of(work, self._books, model, reference, weights, now * 1000.0)

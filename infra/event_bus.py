@@ -6,7 +6,8 @@ about a broken connection is decided in `infra.event_producer` and `infra.event_
 Client facts that shape this file (kafka-python 3.0): a client whose constructor fails leaves a
 running thread behind unless its network client is closed; `send` to a topic without metadata
 blocks; an idempotent producer can end in a state from which only a new one helps; without crc32c
-it falls back to checksums in Python, ten times slower.
+it falls back to checksums in Python, ten times slower; its metrics, which nobody reads here, are
+updated dozens of times for every request.
 """
 
 from __future__ import annotations
@@ -61,12 +62,17 @@ class KafkaBus:
         ensure_topics(self._settings)
 
     def producer(
-        self, on_delivery: OnDelivery | None = None, on_loss: OnLoss | None = None
+        self,
+        on_delivery: OnDelivery | None = None,
+        on_loss: OnLoss | None = None,
+        linger_s: float = 0.0,
     ) -> EventProducer:
         def connect() -> KafkaSender:
             return KafkaSender(self._settings, self._limits.delivery_timeout_s)
 
-        return EventProducer(connect, self.topics.all(), self._limits, on_delivery, on_loss)
+        return EventProducer(
+            connect, self.topics.all(), self._limits, on_delivery, on_loss, linger_s
+        )
 
     def reader(self, topic: str, backlog: int | None = None) -> EventReader:
         if topic not in self.topics.all():
@@ -92,6 +98,7 @@ class KafkaSender:
             delivery_timeout_ms=delivery_timeout_ms,
             request_timeout_ms=min(REQUEST_TIMEOUT_MS, delivery_timeout_ms - 1),
             max_block_ms=1_000,
+            metrics_enabled=False,
             retry_backoff_ms=50,
             metadata_max_age_ms=60_000,
             # Our own bound counts key and value; the client also counts its framing.
@@ -151,6 +158,7 @@ class KafkaFetcher:
             fetch_max_wait_ms=500,
             fetch_min_bytes=1,
             max_poll_records=2_000,
+            metrics_enabled=False,
             max_partition_fetch_bytes=max(1_048_576, settings.max_record_bytes * 2),
             request_timeout_ms=REQUEST_TIMEOUT_MS,
             metadata_max_age_ms=10_000,  # how soon a topic created again is noticed when idle

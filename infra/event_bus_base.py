@@ -175,9 +175,15 @@ class Bus(Protocol):
     """Makes producers and readers of one log."""
 
     def producer(
-        self, on_delivery: OnDelivery | None = None, on_loss: OnLoss | None = None
+        self,
+        on_delivery: OnDelivery | None = None,
+        on_loss: OnLoss | None = None,
+        linger_s: float = 0.0,
     ) -> Producer:
-        """Return at once; the connection is made in the background, again and again if need be."""
+        """Return at once; the connection is made in the background, again and again if need be.
+
+        A record may wait `linger_s` for others: many small records cost far less sent together.
+        """
         ...
 
     def reader(self, topic: str, backlog: int | None = None) -> Reader:

@@ -78,7 +78,10 @@ class MemoryBus:
         """Nothing to do: they exist."""
 
     def producer(
-        self, on_delivery: OnDelivery | None = None, on_loss: OnLoss | None = None
+        self,
+        on_delivery: OnDelivery | None = None,
+        on_loss: OnLoss | None = None,
+        linger_s: float = 0.0,
     ) -> MemoryProducer:
         producer = MemoryProducer(self, self._state, on_delivery, on_loss)
         self._producers.append(producer)

@@ -90,13 +90,18 @@ class EventProducer:
         limits: ProducerLimits,
         on_delivery: OnDelivery | None = None,
         on_loss: OnLoss | None = None,
+        linger_s: float = 0.0,
     ) -> None:
         self._connect = connect
         self._topics = frozenset(topics)
         self._limits = limits
         self._on_delivery = on_delivery
         self._on_loss = on_loss
-        self._changed = threading.Condition()
+        self._linger_s = linger_s
+        # Two conditions of one lock: an acknowledgement must not wake the thread that sends.
+        self._lock = threading.Lock()
+        self._settled = threading.Condition(self._lock)
+        self._sendable = threading.Condition(self._lock)
         self._queue: deque[_Entry] = deque()
         self._in_flight: dict[int, _Entry] = {}
         self._pending_bytes = 0
@@ -114,7 +119,7 @@ class EventProducer:
     def publish(self, topic: str, key: bytes, value: bytes) -> bool:
         self._check(topic, key, value)
         size = len(key) + len(value)
-        with self._changed:
+        with self._lock:
             if self._is_closing or self._is_full(size):
                 self._num_dropped += 1
                 return False
@@ -122,13 +127,14 @@ class EventProducer:
             deadline_s = time.monotonic() + self._limits.delivery_timeout_s
             self._queue.append(_Entry(self._num_accepted, topic, key, value, deadline_s))
             self._pending_bytes += size
-            self._changed.notify_all()
+            if len(self._queue) == 1:
+                self._sendable.notify_all()
         return True
 
     def health(self) -> BusHealth:
         sender = self._sender
         is_connected = sender is not None and sender.is_connected()
-        with self._changed:
+        with self._lock:
             return BusHealth(
                 is_connected=is_connected,
                 num_connects=self._num_connects,
@@ -141,15 +147,15 @@ class EventProducer:
             )
 
     def flush(self, timeout_s: float) -> bool:
-        with self._changed:
+        with self._settled:
             last = self._num_accepted
-            return self._changed.wait_for(lambda: self._is_settled(last), timeout_s)
+            return self._settled.wait_for(lambda: self._is_settled(last), timeout_s)
 
     def close(self, timeout_s: float = 2.0) -> None:
         self.flush(timeout_s)
-        with self._changed:
+        with self._sendable:
             self._is_closing = True
-            self._changed.notify_all()
+            self._sendable.notify_all()
         # A connection attempt in progress may outlast this bound; its thread then ends by itself.
         self._thread.join(timeout_s + 1.0)
         self._lose_all("the producer was closed")
@@ -195,7 +201,7 @@ class EventProducer:
 
     def _is_stuck(self) -> bool:
         """The client settles a record within its delivery timeout; much more is a defect."""
-        with self._changed:
+        with self._lock:
             oldest = next(iter(self._in_flight.values()), None)
         grace_s = 2 * self._limits.delivery_timeout_s
         return oldest is not None and time.monotonic() > oldest.deadline_s + grace_s
@@ -206,14 +212,14 @@ class EventProducer:
         except BusError as error:
             self._note_error(str(error))
             return False
-        with self._changed:
+        with self._lock:
             self._sender = sender
             self._num_connects += 1
         return True
 
     def _wait_to_retry(self, backoff_s: float) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._is_closing, backoff_s)
+        with self._sendable:
+            self._sendable.wait_for(lambda: self._is_closing, backoff_s)
 
     def _send_queued(self) -> bool:
         """Send one record, or wait for one to send; False if the connection had to be given up."""
@@ -235,19 +241,22 @@ class EventProducer:
         def can_send() -> bool:
             return bool(self._queue) and len(self._in_flight) < self._limits.max_in_flight
 
-        def must_look() -> bool:
-            return can_send() or self._is_closing or not sender.is_usable()
+        def must_stop() -> bool:
+            return self._is_closing or not sender.is_usable()
 
-        with self._changed:
-            self._changed.wait_for(must_look, LOOK_S)
-            if not can_send() or self._is_closing or not sender.is_usable():
+        with self._sendable:
+            if not can_send():
+                self._sendable.wait_for(lambda: can_send() or must_stop(), LOOK_S)
+                if self._linger_s and can_send():
+                    self._sendable.wait_for(must_stop, self._linger_s)
+            if not can_send() or must_stop():
                 return None
             entry = self._queue.popleft()
             self._in_flight[entry.number] = entry
             return entry
 
     def _put_back(self, entry: _Entry) -> None:
-        with self._changed:
+        with self._lock:
             if self._in_flight.pop(entry.number, None) is not None:
                 self._queue.appendleft(entry)
 
@@ -265,17 +274,19 @@ class EventProducer:
 
     def _settle(self, number: int, error: str) -> _Entry | None:
         """Take a record off the books; None if it was already settled by a lost connection."""
-        with self._changed:
+        with self._lock:
             entry = self._in_flight.pop(number, None)
             if entry is None:
                 return None
             self._pending_bytes -= entry.size
+            if error or len(self._in_flight) == self._limits.max_in_flight - 1:
+                self._sendable.notify_all()
             if error:
                 self._num_failed += 1
                 self._last_error = error
             else:
                 self._num_published += 1
-            self._changed.notify_all()
+            self._settled.notify_all()
             return entry
 
     def _disconnect(self, reason: str) -> None:
@@ -296,13 +307,13 @@ class EventProducer:
             self._lose_head(reason)
 
     def _lose_head(self, reason: str) -> None:
-        with self._changed:
+        with self._lock:
             if not self._queue:
                 return
             entry = self._queue.popleft()
             self._pending_bytes -= entry.size
             self._num_failed += 1
-            self._changed.notify_all()
+            self._settled.notify_all()
         self._report_loss(entry, reason)
 
     def _report_loss(self, entry: _Entry, reason: str) -> None:
@@ -312,5 +323,5 @@ class EventProducer:
     def _note_error(self, message: str) -> None:
         if message != self._last_error:
             log.warning("message bus: %s", message)
-        with self._changed:
+        with self._lock:
             self._last_error = message

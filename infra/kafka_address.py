@@ -7,6 +7,7 @@ import socket
 from controllers.errors import BusError
 
 PROBE_TIMEOUT_S = 1.0
+MAX_PORT = 65535
 
 
 def probe(bootstrap_servers: str) -> None:
@@ -27,7 +28,7 @@ def parse_addresses(bootstrap_servers: str) -> list[tuple[str, int]]:
     addresses = []
     for server in bootstrap_servers.split(","):
         host, _, port = server.strip().rpartition(":")
-        if not host or not port.isdigit():
+        if not host or not port.isdecimal() or not 0 < int(port) <= MAX_PORT:
             raise BusError(
                 f"kafka.bootstrap_servers is {bootstrap_servers!r}: expected host:port, "
                 "several separated by commas"

@@ -35,6 +35,11 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
             session_members(leader) for leader in self.sessions.values()
         )
 
+    def has_cluster(self) -> bool:
+        """Whether Ray's head is alive; without it, what is left serves nothing."""
+        head = self.sessions.get("ray")
+        return head is not None and head.is_alive()
+
 
 @dataclass(frozen=True, slots=True)
 class StateDir:
@@ -75,11 +80,13 @@ class StateDir:
             ) from error
 
     def load(self) -> RunState | None:
-        """None if there is none; a damaged file counts as none."""
+        """None if there is none; a damaged file counts as none. Raises SetupError."""
         try:
             return msgspec.json.decode(self.state_file.read_bytes(), type=RunState)
-        except (FileNotFoundError, msgspec.DecodeError):
+        except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError):
             return None
+        except OSError as error:
+            raise SetupError(f"cannot read {self.state_file}: {error.strerror}") from error
 
     def save(self, state: RunState) -> None:
         """Replaces the file in one step, readable by its owner only."""

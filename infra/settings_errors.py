@@ -15,6 +15,7 @@ import msgspec
 
 _MESSAGE = re.compile(r"(?P<what>.*?)(?: - at (?P<is_key>`key` in )?`\$(?P<path>[^`]*)`)?$", re.S)
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<key>.*)`$", re.S)
+_OUT_OF_RANGE = re.compile(r"Expected `\w+` (>|<|of length|matching)")
 _PART = re.compile(r"\[(?P<index>[^\]]*)\]|\.?(?P<name>[^.\[\]]+)")
 
 
@@ -22,12 +23,13 @@ def explain(error: msgspec.ValidationError, root: type, values: Mapping[str, Any
     """`root` is the type that `values` should have had."""
     found = _MESSAGE.match(str(error))
     assert found is not None  # the pattern matches any text
-    what, path, hint = found["what"], *_resolve(found["path"] or "", root, values)
+    what, (path, hint, value) = found["what"], _resolve(found["path"] or "", root, values)
     unknown = _UNKNOWN.match(what)
     if unknown is not None:
         return _unknown_key(path, unknown["key"], sorted(_fields(hint)))
     where = f"a key of {path or 'the file'}" if found["is_key"] else path or "settings"
-    return f"{where}: {what}{_advice(what, hint)}"
+    got = f", got {value!r}" if _OUT_OF_RANGE.match(what) and not found["is_key"] else ""
+    return f"{where}: {what}{got}{_advice(what, hint)}"
 
 
 def _unknown_key(path: str, key: str, valid: list[str]) -> str:
@@ -46,9 +48,9 @@ def _advice(what: str, hint: Any) -> str:
     return ""
 
 
-def _resolve(path: str, root: type, values: Any) -> tuple[str, Any]:
+def _resolve(path: str, root: type, values: Any) -> tuple[str, Any, Any]:
     """msgspec's path, in which any key of a mapping reads `[...]`, with the keys that are meant;
-    and the type expected there."""
+    the type expected there; and the value found there."""
     hint: Any = root
     names = ""
     for part in _PART.finditer(path):
@@ -62,7 +64,7 @@ def _resolve(path: str, root: type, values: Any) -> tuple[str, Any]:
             key = int(part["index"]) if part["index"] != "..." else _faulty_key(values, hint)
             names += f"[{key}]" if isinstance(key, int) else f".{key}"
         values = values[key]
-    return names.removeprefix("."), _bare(hint)
+    return names.removeprefix("."), _bare(hint), values
 
 
 def _faulty_key(values: Mapping[str, Any], hint: Any) -> str:

@@ -22,10 +22,14 @@ from infra.run_state import RunState, StateDir
 STARTER_TIMEOUT_S = 30.0
 # What Ray does after being asked to end takes half a minute and is of no use to us.
 SESSION_TIMEOUT_S = 3.0
+BROKER_TIMEOUT_S = 15.0
 
 
-def shut_down(state: StateDir) -> bool:
-    """End it all and forget it; returns when nothing is left. False if nothing was running."""
+def shut_down(state: StateDir, broker_timeout_s: float = BROKER_TIMEOUT_S) -> bool:
+    """End it all and forget it; returns when nothing is left. False if nothing was running.
+
+    A broker that has not ended after `broker_timeout_s` is killed.
+    """
     run = state.load()
     was_running = run is not None and run.is_running()
     if run is not None:
@@ -34,7 +38,7 @@ def shut_down(state: StateDir) -> bool:
     strays = list(_stray_leaders(ray_dir(state.path)))
     leaders = [*(run.sessions.values() if run else ()), *strays]
     broker = attach_local_broker(state.path)
-    stopping = threading.Thread(target=broker.stop) if broker else None
+    stopping = threading.Thread(target=broker.stop, args=(broker_timeout_s,)) if broker else None
     if stopping:
         stopping.start()
     end_sessions(leaders, SESSION_TIMEOUT_S)

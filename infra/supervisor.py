@@ -36,6 +36,8 @@ from infra.together import run_together
 
 READY_TIMEOUT_S = 120.0
 POLL_S = 0.1
+# A broker that is only starting holds nothing yet, and takes long to end by itself.
+BROKER_STOP_S = 2.0
 
 Say = Callable[[str], None]
 
@@ -82,7 +84,6 @@ class Supervisor:
         preflight.check_port(http.host, http.port)
         preflight.check_disk(self._state.path)
         preflight.check_shared_memory()
-        preflight.check_model(self._settings.model.path)
         preflight.check_kafka(self._settings.kafka.bootstrap_servers)
 
     def start(self) -> RunState:
@@ -94,9 +95,12 @@ class Supervisor:
             try:
                 return self._start()
             except BaseException:
-                shut_down(self._state)
-                _end_helpers()
+                self._give_up()
                 raise
+
+    def _give_up(self) -> None:
+        _end_helpers()
+        shut_down(self._state, BROKER_STOP_S)
 
     def _start(self) -> RunState:
         self._save()
@@ -112,7 +116,8 @@ class Supervisor:
                 "Kafka": self._start_broker,
                 "Ray": lambda: self._wait_for_ray(head),
                 "model": self._fetch_model,
-            }
+            },
+            stop=self._give_up,
         )
         self._save(bootstrap_servers=found["Kafka"])
         self._write_settings(found["Kafka"], found["model"])
@@ -174,10 +179,11 @@ class Supervisor:
     def _deploy(self, child: subprocess.Popen[str], address: str) -> None:
         self._progress.say("service", "starting replicas")
         line = json.dumps({"settings": str(self._state.settings_file), "address": address})
-        try:
-            child.communicate(line + "\n")
-        except BrokenPipeError:
-            child.wait()
+        with contextlib.suppress(BrokenPipeError):
+            assert child.stdin is not None
+            child.stdin.write(line + "\n")
+            child.stdin.close()
+        self._wait_for(child)
         if child.returncode != 0:
             raise SetupError(
                 f"the service did not start: {last_line(self._deploy_log)} "
@@ -187,11 +193,20 @@ class Supervisor:
         self._wait_until_ready()
         self._progress.done("service", self._run.url)
 
+    def _wait_for(self, child: subprocess.Popen[str]) -> None:
+        """Ray's own clients wait for ever for a cluster that has died."""
+        while child.poll() is None:
+            self._check_ray()
+            time.sleep(POLL_S)
+
+    def _check_ray(self) -> None:
+        if not self._run.has_cluster():
+            raise SetupError(f"Ray ended: see {self._state.logs / 'ray'}")
+
     def _wait_until_ready(self) -> None:
         deadline_s = time.monotonic() + READY_TIMEOUT_S
         while (problem := not_ready_reason(self._run.url)) is not None:
-            if not self._run.sessions["ray"].is_alive():
-                raise SetupError(f"Ray ended: see {self._state.logs / 'ray'}")
+            self._check_ray()
             if time.monotonic() > deadline_s:
                 raise SetupError(
                     f"the service is not ready after {READY_TIMEOUT_S:.0f} s: {problem} "

@@ -10,11 +10,13 @@ POLL_S = 0.1
 GRACE_S = 5.0
 
 
-def run_together(tasks: Mapping[str, Callable[[], str]]) -> dict[str, str]:
+def run_together(
+    tasks: Mapping[str, Callable[[], str]], stop: Callable[[], None] = lambda: None
+) -> dict[str, str]:
     """Run all at once; their results by name. Raises the first failure.
 
-    After a failure or an interrupt the others get GRACE_S to end, so that what they were starting
-    can be found and stopped; a download does not keep the program alive.
+    After a failure or an interrupt `stop` is to end what the others wait for, and they get GRACE_S
+    to end, so that what they were starting can be found and stopped.
     """
     results: dict[str, str] = {}
     failures: list[BaseException] = []
@@ -34,6 +36,8 @@ def run_together(tasks: Mapping[str, Callable[[], str]]) -> dict[str, str]:
         while len(results) < len(tasks) and not failures:
             time.sleep(POLL_S)
     finally:
+        if len(results) < len(tasks):
+            stop()
         deadline_s = time.monotonic() + GRACE_S
         for thread in threads:
             thread.join(max(0.0, deadline_s - time.monotonic()))

@@ -5,30 +5,16 @@ from __future__ import annotations
 import os
 import sys
 
-import typer
-
 from controllers.errors import CachelaneError
-from serve_app.cli_chat import chat
-from serve_app.cli_config import config
-from serve_app.cli_events import events
-from serve_app.cli_fleet import fleet
-from serve_app.cli_lifecycle import down, status, up
-
-app = typer.Typer(
-    help="KV-cache-aware serving on Ray Serve.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
-for command in (up, down, status, fleet, events, chat):
-    app.command()(command)
-app.add_typer(config, name="config")
 
 INTERRUPTED = 130
 
 
 def main() -> None:
     try:
+        # Here, because a Ctrl-C while this imports for half a second must end quietly as well.
+        from serve_app.cli_app import app
+
         app()
     except CachelaneError as error:
         # One line, whatever a foreign message brought along.

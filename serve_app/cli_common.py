@@ -44,4 +44,6 @@ def running(state_dir: Path) -> RunState:
 
 def service_url(url: str | None, state_dir: Path) -> str:
     """Without a slash at its end. Raises SetupError."""
+    if url is not None and not url.startswith(("http://", "https://")):
+        raise SetupError(f"--url is {url!r}: expected http://host:port")
     return (url or running(state_dir).url).rstrip("/")

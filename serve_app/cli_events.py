@@ -39,7 +39,7 @@ def events(
         bool, typer.Option("--json", help="Records as they are, one a line.")
     ] = False,
     max_records: Annotated[int | None, typer.Option("--max", min=1, help="End after N.")] = None,
-    timeout: Annotated[float | None, typer.Option(help="End after S seconds.")] = None,
+    timeout: Annotated[float | None, typer.Option(min=0, help="End after S seconds.")] = None,
     kafka: Annotated[str | None, typer.Option(help="host:port of another Kafka.")] = None,
     config: Annotated[Path | None, typer.Option(help="Settings file with a kafka section.")] = None,
     state_dir: StateDirOption = DEFAULT_STATE_DIR,
@@ -50,7 +50,7 @@ def events(
     try:
         records = read(reader, follow, max_records, timeout)
         for record in records:
-            for line in [record.value.decode()] if as_json else lines_of(topic, record.value):
+            for line in [json_line(record.value)] if as_json else lines_of(topic, record.value):
                 typer.echo(line)
     finally:
         reader.close()
@@ -93,6 +93,16 @@ def _poll(reader: Reader, timeout_s: float | None) -> list[Record]:
     except ResetRequired:
         return []
     return sorted(records, key=lambda record: record.timestamp_ms)
+
+
+def json_line(value: bytes) -> str:
+    """A record as it is, in one line; a damaged one as an object that says so."""
+    try:
+        msgspec.json.decode(value)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        damaged = {"damaged_record": str(error), "num_bytes": len(value)}
+        return msgspec.json.encode(damaged).decode()
+    return value.decode().replace("\n", " ")  # outside of strings, where JSON has only blanks
 
 
 def lines_of(topic: Topic, value: bytes) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import shutil
 import signal
 import sys
 import time
@@ -14,6 +16,7 @@ from rich.table import Table
 
 from controllers.errors import SetupError
 from infra.process_session import ProcessId
+from infra.revive import revive_broker
 from infra.run_state import RunState, StateDir
 from infra.service_url import not_ready_reason
 from infra.settings import Settings, load_settings, to_settings, to_values
@@ -21,10 +24,11 @@ from infra.shutdown import shut_down
 from infra.supervisor import Parts, Supervisor
 from serve_app.cli_common import DEFAULT_STATE_DIR, JsonOption, StateDirOption, console, print_json
 from serve_app.client import first_model
-from serve_app.model_files import fetch_model
+from serve_app.model_files import check_model, fetch_model
 from serve_app.progress import StartProgress
 
 WATCH_S = 0.5
+PROGRAM = "cachelane"
 QUESTION = "What is the capital of France?"
 
 
@@ -53,8 +57,8 @@ def up(
     )
     state = StateDir.at(state_dir)
     run = state.load()
-    if run is not None and run.is_ready and run.is_running():
-        typer.echo(f"Cachelane is already running: {run.url} (stop it with `cachelane down`)")
+    if run is not None and run.is_ready and run.has_cluster():
+        _check_on(state, run)
         return
     # A closed terminal and `kill` are to stop what was started, as Ctrl-C does.
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -62,6 +66,19 @@ def up(
     run = _start(state, settings)
     if not detach:
         _stay(state, run)
+
+
+def _check_on(state: StateDir, run: RunState) -> None:
+    """What runs already: alive, with its broker, and ready. Raises SetupError if it is not."""
+    if revive_broker(state, run):
+        typer.echo(f"Kafka had ended: started again at {run.bootstrap_servers}")
+    reason = not_ready_reason(run.url)
+    if reason is not None:
+        raise SetupError(
+            f"it runs at {run.url} but is not ready ({reason}): wait, or stop it with "
+            "`cachelane down`"
+        )
+    typer.echo(f"Cachelane is already running: {run.url} (stop it with `cachelane down`)")
 
 
 def override(settings: Settings, changes: Mapping[tuple[str, str], Any]) -> Settings:
@@ -75,13 +92,14 @@ def override(settings: Settings, changes: Mapping[tuple[str, str], Any]) -> Sett
 
 def _start(state: StateDir, settings: Settings) -> RunState:
     started_s = time.monotonic()
+    check_model(settings)
     parts = Parts(
         fetch_model=lambda say: fetch_model(settings, state.models, say),
         deploy_command=[sys.executable, "-m", "serve_app.deploy"],
     )
     with StartProgress(console()) as progress:
         run = Supervisor(state, settings, parts, progress).start()
-    typer.echo(banner(run.url, first_model(run.url), time.monotonic() - started_s))
+    typer.echo(banner(run.url, first_model(run.url), time.monotonic() - started_s, state.path))
     return run
 
 
@@ -99,7 +117,7 @@ def _stay(state: StateDir, run: RunState) -> None:
     raise SetupError(f"Ray ended: see {state.logs / 'ray'}")
 
 
-def banner(url: str, model: str, elapsed_s: float) -> str:
+def banner(url: str, model: str, elapsed_s: float, state_dir: Path) -> str:
     """What to do now; each part works as printed."""
     return f"""
 Cachelane serves {model} at {url} (ready in {elapsed_s:.0f} s)
@@ -116,8 +134,18 @@ answer = client.chat.completions.create(
 )
 print(answer.choices[0].message.content, answer.usage)
 
-See also: cachelane fleet, cachelane events --follow, cachelane chat, cachelane down
+See also: {", ".join(_commands(state_dir, "fleet", "events --follow", "chat", "down"))}
 """
+
+
+def _commands(state_dir: Path, *names: str) -> list[str]:
+    """As they can be typed here: the program may not be on PATH, the folder not the default."""
+    program = sys.argv[0] if Path(sys.argv[0]).name == PROGRAM else PROGRAM
+    if shutil.which(PROGRAM) == str(Path(program).absolute()):
+        program = PROGRAM
+    is_default = state_dir == DEFAULT_STATE_DIR.resolve()
+    option = "" if is_default else f" --state-dir {shlex.quote(str(state_dir))}"
+    return [f"{shlex.quote(program)} {name}{option}" for name in names]
 
 
 def down(state_dir: StateDirOption = DEFAULT_STATE_DIR) -> None:

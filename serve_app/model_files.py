@@ -9,9 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from controllers.errors import ModelFileError
+from controllers.errors import ModelFileError, SetupError
+from infra import preflight
 from infra.settings import Settings
 from serve_app.chat import Chat
+from serve_app.engine.config import ModelConfig
+from serve_app.engine.gguf import GgufFile
 from serve_app.engine.model_store import ensure_default_model
 from serve_app.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
 
@@ -44,6 +47,25 @@ def fetch_model(settings: Settings, models_dir: Path, say: Say) -> str:
             raise ModelFileError(f"model.path: {path} does not exist")
         return str(path.resolve())
     return str(ensure_default_model(models_dir, say))
+
+
+def check_model(settings: Settings) -> None:
+    """Whether the executor can take the file that the settings name, from its header alone.
+
+    Raises SetupError, in a fraction of a second and not after everything else has started.
+    """
+    if settings.model.path is None:
+        return
+    preflight.check_model(settings.model.path)
+    path = Path(settings.model.path).expanduser()
+    try:
+        if settings.executor.kind == "scripted":
+            load_text(path)
+        else:
+            with GgufFile(path) as file:
+                ModelConfig.from_gguf(file)
+    except ModelFileError as error:
+        raise SetupError(f"{error}: MODEL= wants a GGUF file of the Llama family") from error
 
 
 def model_path_on_this_node(settings: Settings) -> Path | None:

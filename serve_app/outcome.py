@@ -22,6 +22,7 @@ class Outcome:
         self.route = route
         self.status = ""  # ok, cancelled or error, once it has ended
         self.failed_workers: set[str] = set()
+        self.refused: set[str] = set()  # replicas that were full in this attempt
         self.cached_tokens: int | None = None
         self.num_output_tokens = 0
         self._num_left = ask.request.sampling.n

@@ -32,7 +32,6 @@ class KvAwareRouter(RequestRouter):  # type: ignore[misc]
         self._routing = routing.current()
         self._by_uid: dict[str, RunningReplica] = {}
         self._changed = asyncio.Event()
-        self._refusals: dict[str, set[str]] = {}
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         super().update_replicas(replicas)
@@ -49,11 +48,13 @@ class KvAwareRouter(RequestRouter):  # type: ignore[misc]
         self, pending_request: PendingRequest, *, is_retry: bool = False
     ) -> RunningReplica:
         request_id = pending_request.kwargs["request_id"]
+        refused = self._routing.refused(request_id)
         if is_retry:
-            await self._note_refusal(request_id)
+            await self._note_refusal(request_id, refused)
+        else:
+            refused.clear()
         while True:
             await self._some_replica()
-            refused = self._refusals.get(request_id, set())
             uid = self._routing.place(request_id, refused)
             replica = self._by_uid.get(uid)
             if replica is not None:
@@ -77,15 +78,11 @@ class KvAwareRouter(RequestRouter):  # type: ignore[misc]
             except asyncio.TimeoutError:
                 raise NotReady("no worker is up", MAX_WAIT_FOR_REPLICA_S) from None
 
-    async def _note_refusal(self, request_id: str) -> None:
-        refused = self._refusals.setdefault(request_id, set())
+    async def _note_refusal(self, request_id: str, refused: set[str]) -> None:
         refused.add(self._routing.replica_of(request_id))
         if refused >= self._by_uid.keys():
             refused.clear()
             await asyncio.sleep(REJECTED_PAUSE_S)
-
-    def on_request_routed(self, pending_request: PendingRequest, *args: Any) -> None:
-        self._refusals.pop(pending_request.kwargs["request_id"], None)
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: Any = None

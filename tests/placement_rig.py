@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections.abc import Collection, Sequence
 
@@ -40,12 +41,15 @@ class Fleet:
         seed: int = 0,
         model: CostModel | None = None,
         is_known: bool = True,
+        max_running: float = math.inf,
         **preferences: object,
     ) -> None:
         self.workers = [f"r{i}-0" for i in range(num_workers)]
         self.table = RoutingTable(BLOCK)
         self.settings = PlacementSettings(**preferences)  # type: ignore[arg-type]
-        self.placement = Placement(self.settings, model or CostModel(), random.Random(seed))
+        self.placement = Placement(
+            self.settings, model or CostModel(), random.Random(seed), max_running
+        )
         self.placement.set_workers(dict.fromkeys(self.workers, NUM_BLOCKS))
         self.now = 1000.0
         self._seqs = {worker: itertools.count() for worker in self.workers}

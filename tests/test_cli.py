@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,13 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from controllers.errors import SettingsError, SetupError
+from infra.ports import free_ports
 from infra.process_session import ProcessId
 from infra.run_state import RunState, StateDir
 from infra.settings import Settings, to_settings
 from serve_app import cli_fleet
-from serve_app.cli import app, main
+from serve_app.cli import main
+from serve_app.cli_app import app
 from serve_app.cli_config import serve_config
 from serve_app.cli_lifecycle import banner, describe, override
 
@@ -201,7 +204,7 @@ def test_the_serve_configuration() -> None:
 
 
 def test_what_up_prints_works_in_a_shell_and_in_python() -> None:
-    text = banner("http://127.0.0.1:8000", "m", 21.4)
+    text = banner("http://127.0.0.1:8000", "m", 21.4, Path(".cachelane").resolve())
     snippet = text[text.index("from openai") : text.index("\nSee also")]
     compile(snippet, "snippet", "exec")
     (curl,) = [line for line in text.splitlines() if line.startswith("curl ")]
@@ -210,6 +213,50 @@ def test_what_up_prints_works_in_a_shell_and_in_python() -> None:
         '-d \'{"model": "m", "messages": [{"role": "user", "content": "What is the capital of '
         'France?"}], "temperature": 0, "max_tokens": 64}\''
     )
+
+
+def test_up_on_what_runs_but_is_not_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = StateDir.at(tmp_path)
+    state.create()
+    head = ProcessId.of(os.getpid())
+    assert head is not None
+    url = f"http://127.0.0.1:{free_ports(1)[0]}"
+    running = RunState(starter=head, url=url, is_ready=True, sessions={"ray": head})
+    state.save(running)
+    assert run_main(monkeypatch, "up", "--state-dir", str(tmp_path)) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"cachelane: it runs at {url} but is not ready (")
+    assert err.endswith("wait, or stop it with `cachelane down`\n")
+    assert state.load() == running
+
+
+@pytest.mark.parametrize(
+    ("program", "path", "folder", "line"),
+    [
+        ("bin/cachelane", "/nowhere", ".cachelane", "bin/cachelane fleet, "),
+        ("bin/cachelane", "bin", ".cachelane", "cachelane fleet, "),
+        ("serve_app/cli.py", "/nowhere", ".cachelane", "cachelane fleet, "),
+        ("bin/cachelane", "bin", "a b", "cachelane fleet --state-dir '{}/a b', "),
+    ],
+)
+def test_what_up_advises_can_be_typed(
+    program: str,
+    path: str,
+    folder: str,
+    line: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "cachelane").touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / path))
+    monkeypatch.setattr(sys, "argv", [program])
+    text = banner("http://127.0.0.1:8000", "m", 21.4, tmp_path / folder)
+    assert text.splitlines()[-1].startswith(f"See also: {line.format(tmp_path)}")
 
 
 def test_up_with_a_missing_settings_file(
@@ -226,3 +273,9 @@ def test_running_asks_the_processes(tmp_path: Path) -> None:
     with pytest.raises(SetupError, match="nothing is running"):
         cli_fleet.service_url(None, tmp_path)
     assert cli_fleet.service_url("http://x:1/", tmp_path) == "http://x:1"
+
+
+@pytest.mark.parametrize("url", ["", "x", "127.0.0.1:8000", "ftp://x"])
+def test_what_is_no_url_is_refused(url: str, tmp_path: Path) -> None:
+    with pytest.raises(SetupError, match=f"--url is {url!r}: expected http://host:port"):
+        cli_fleet.service_url(url, tmp_path)

@@ -14,7 +14,7 @@ from infra.event_bus_base import Topics
 from infra.event_bus_memory import MemoryBus
 from infra.process_session import ProcessId
 from infra.run_state import RunState, StateDir
-from serve_app.cli_events import Topic, bus_settings, lines_of, read
+from serve_app.cli_events import Topic, bus_settings, json_line, lines_of, read
 
 KV_EVENTS = "test.kv-events"
 TS_MS = int(datetime(2026, 1, 2, 3, 4, 5, 678000).timestamp() * 1000)
@@ -191,3 +191,17 @@ def test_another_bus(tmp_path: Path) -> None:
     config.write_text("kafka: {bootstrap_servers: 'k:9092', topic_prefix: mine}\n")
     found = bus_settings("other:9092", config, tmp_path)
     assert (found.bootstrap_servers, found.topic_prefix) == ("other:9092", "mine")
+
+
+@pytest.mark.parametrize("value", [b"", b"{", b"\x9e\xff", b'"\xff"', b"\xff" * 1000])
+def test_a_damaged_record_is_still_one_line_of_json(value: bytes) -> None:
+    line = json_line(value)
+    shown = msgspec.json.decode(line)
+    assert "\n" not in line
+    assert shown["num_bytes"] == len(value)
+    assert set(shown) == {"damaged_record", "num_bytes"}
+
+
+def test_a_record_is_shown_as_it_is_in_one_line() -> None:
+    assert json_line(b'{"a":"\\n\xc3\xa9"}') == '{"a":"\\né"}'
+    assert json_line(b'{\n"a": 1}') == '{ "a": 1}'

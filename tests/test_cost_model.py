@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from controllers.cost_model import FLOOR_MS, MAX_TRACE, PRIOR, CostModel
+from controllers.cost_model import FLOOR_MS, MAX_SPEED_AGE_SAMPLES, MAX_TRACE, PRIOR, CostModel
 from controllers.events import Iteration
 
 
@@ -133,6 +133,18 @@ def test_a_slow_worker_is_found_and_forgotten() -> None:
     model.forget("nobody")
     assert model.speed("w0") == 1.0
     assert model.coefficients == before
+
+
+def test_a_speed_that_nothing_confirms_does_not_last() -> None:
+    rng = random.Random(0)
+    model = CostModel(GPU.max_batched_tokens)
+    for i in range(1_000):
+        slow = 3.0 if i % 8 == 0 else 1.0
+        model.observe(f"w{i % 8}", GPU.iteration(rng, 0.02, slow), GPU.num_blocks)
+    assert model.speed("w0") > 2.0
+    for i in range(MAX_SPEED_AGE_SAMPLES + 8):
+        model.observe(f"w{1 + i % 7}", GPU.iteration(rng, 0.02), GPU.num_blocks)
+    assert model.speed("w0") == 1.0
 
 
 def test_noise_makes_no_worker_the_fastest() -> None:

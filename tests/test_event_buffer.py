@@ -1,7 +1,14 @@
 from __future__ import annotations
 
-from controllers.events import Lost, Removed, Stored, Updated, hex_of
+import random
+
+import pytest
+
+from controllers.events import Lost, Removed, Stored, Updated, WorkerUp, hex_of
+from controllers.mirror import Mirror
 from serve_app.engine.event_buffer import MAX_MERGED_HASHES, EventBuffer
+
+UP = WorkerUp(num_blocks={"gpu": 40}, executor="t", version="1", salt_id="s", max_seq_len=64)
 
 
 def stored(block_hash: int) -> Stored:
@@ -77,3 +84,46 @@ def test_a_closed_buffer_gives_what_it_has_and_never_waits() -> None:
     buffer.close()
     assert buffer.drain(3600.0) == [stored(1)]
     assert buffer.drain(3600.0) == []
+
+
+def test_dropped_removals_of_blocks_that_a_reader_knows_are_told() -> None:
+    buffer = EventBuffer(2)
+    buffer.stored(stored(1))
+    buffer.stored(stored(2))
+    buffer.flush()
+    buffer.drain(0)
+    buffer.removed(1)
+    buffer.stored(stored(3))  # dropped, and so is its removal
+    buffer.removed(3)
+    buffer.stored(stored(4))
+    buffer.removed(2)
+    buffer.stored(stored(1))
+    buffer.flush()
+    assert buffer.drain(0) == [
+        Lost(reason="buffer_overflow", first=2, last=5),
+        Removed(hashes=[hex_of(1)]),
+        Removed(hashes=[hex_of(2)]),
+        stored(1),
+    ]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_mirror_never_believes_in_a_block_that_is_gone(seed: int) -> None:
+    rng = random.Random(seed)
+    buffer, mirror, resident = EventBuffer(5), Mirror(), set[int]()
+    for _ in range(300):
+        if resident and rng.random() < 0.5:
+            victim = rng.choice(sorted(resident))
+            resident.discard(victim)
+            buffer.removed(victim)
+        else:
+            new = rng.randrange(40)
+            if new not in resident:
+                resident.add(new)
+                buffer.stored(stored(new))
+        buffer.flush()
+        if rng.random() < 0.05:
+            for event in buffer.drain(0):
+                mirror.apply(event)
+            (part,) = mirror.snapshot(UP, 1, 1000)
+            assert set(part.blocks.hashes) <= {hex_of(h) for h in resident}

@@ -76,9 +76,11 @@ def outcomes() -> Outcomes:
 def make(outcomes: Outcomes) -> Iterator[Callable[..., EventProducer]]:
     made: list[EventProducer] = []
 
-    def make_one(script: Script, limits: ProducerLimits = LIMITS) -> EventProducer:
+    def make_one(
+        script: Script, limits: ProducerLimits = LIMITS, linger_s: float = 0.0
+    ) -> EventProducer:
         on_delivery, on_loss = outcomes.deliveries.append, outcomes.losses.append
-        made.append(EventProducer(script, ["t"], limits, on_delivery, on_loss))
+        made.append(EventProducer(script, ["t"], limits, on_delivery, on_loss, linger_s))
         return made[-1]
 
     yield make_one
@@ -111,6 +113,35 @@ def test_delivers_in_order(make, outcomes):
         num_dropped=0,
         last_error="",
     )
+
+
+def test_records_linger_and_then_go_together(make):
+    sender = ScriptedSender()
+    producer = make(Script(sender), linger_s=WAIT_S)
+    producer.publish("t", b"k", b"1")
+    assert not producer.flush(0.1)
+    assert sender.sent == []
+
+
+def test_lingering_records_are_sent_in_order(make):
+    sender = ScriptedSender()
+    producer = make(Script(sender), linger_s=0.01)
+    values = [b"%d" % i for i in range(50)]
+    assert all(producer.publish("t", b"k", value) for value in values)
+    assert producer.flush(WAIT_S)
+    assert sender.sent == values
+
+
+def test_a_full_window_moves_on_with_every_acknowledgement(make):
+    sender = ScriptedSender(is_holding=True)
+    producer = make(Script(sender), ProducerLimits(max_in_flight=1))
+    values = [b"%d" % i for i in range(20)]
+    assert all(producer.publish("t", b"k", value) for value in values)
+    for num_sent in range(1, 21):
+        until(lambda num_sent=num_sent: len(sender.held) == num_sent)
+        sender.held[-1]("", 0, num_sent)
+    assert producer.flush(WAIT_S)
+    assert sender.sent == values
 
 
 def test_retries_the_connection(make):

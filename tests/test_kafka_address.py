@@ -22,7 +22,9 @@ def test_parse(text, addresses):
     assert parse_addresses(text) == addresses
 
 
-@pytest.mark.parametrize("text", ["", "localhost", ":9092", "a:1,b", "a:x"])
+@pytest.mark.parametrize(
+    "text", ["", "localhost", ":9092", "a:1,b", "a:x", "a:0", "a:65536", "a:²"]
+)
 def test_parse_refuses(text):
     with pytest.raises(BusError, match=f"bootstrap_servers is {text!r}: expected host:port"):
         parse_addresses(text)

@@ -594,3 +594,13 @@ def test_costs_stay_finite_on_a_worker_without_room() -> None:
     fleet.placement.set_workers({"r0-0": 1, "r1-0": 0})
     explained = fleet.placement.explain(fleet.query(blocks(500)), fleet.table, fleet.now)
     assert all(np.isfinite(c["cost_ms"]) for c in explained["candidates"])
+
+
+def test_a_burst_of_one_prompt_does_not_wait_for_places_in_one_batch() -> None:
+    fleet = Fleet(4, model=laptop(), max_running=16)
+    for _ in range(30):  # so that the time a request is held is known
+        fleet.run(blocks(64), pause_s=2.0)
+    hashes = blocks(64)
+    burst = Counter(fleet.choose(fleet.query(hashes)).worker for _ in range(50))
+    assert len(burst) >= 2
+    assert max(burst.values()) <= 2 * 16

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
+import time
 from pathlib import Path
 
+from infra.ports import free_ports
 from infra.ray_env import MAX_RAY_DIR_BYTES, ray_dir, ray_environment
 
 HAPROXY_SH = Path(__file__).parent.parent / "infra" / "haproxy.sh"
@@ -45,7 +48,7 @@ def test_haproxy_shows_its_figures_to_this_machine_only(tmp_path: Path) -> None:
     config = tmp_path / "haproxy.cfg"
     config.write_text(
         "frontend prometheus\n    bind :9101\nfrontend http\n    bind *:8000\n"
-        "listen stats\n  bind *:8404\n"
+        "listen stats\n  bind *:8404\n    option splice-request\n    option splice-response\n"
     )
     binary = tmp_path / "haproxy"
     binary.write_text('#!/bin/sh\necho "$@"\n')
@@ -61,5 +64,64 @@ def test_haproxy_shows_its_figures_to_this_machine_only(tmp_path: Path) -> None:
     assert done.stdout == f"-db -f {config} -sf 12\n"
     assert config.read_text() == (
         "frontend prometheus\n    bind 127.0.0.1:9101\nfrontend http\n    bind *:8000\n"
-        "listen stats\n  bind 127.0.0.1:8404\n"
+        "listen stats\n  bind 127.0.0.1:8404\n    option splice-response\n"
     )
+
+
+def test_haproxy_passes_on_that_a_client_left(tmp_path: Path) -> None:
+    backend = socket.create_server(("127.0.0.1", 0))
+    backend.settimeout(10)
+    (port,) = free_ports(1)
+    config = tmp_path / "haproxy.cfg"
+    config.write_text(
+        "defaults\n mode http\n timeout connect 5s\n timeout client 60s\n timeout server 60s\n"
+        " option abortonclose\n option splice-request\n option splice-response\n"
+        f"frontend f\n bind 127.0.0.1:{port}\n default_backend b\n"
+        f"backend b\n server s 127.0.0.1:{backend.getsockname()[1]}\n"
+    )
+    env = {
+        **{name: value for name, value in ray_environment(tmp_path).items() if "HAPROXY" in name},
+        "PATH": os.environ["PATH"],
+    }
+    haproxy = subprocess.Popen([str(HAPROXY_SH), "-db", "-f", str(config)], env=env)
+    try:
+        client = _connect(port)
+        client.sendall(b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 4\r\n\r\n")
+        served, _ = backend.accept()
+        with served:
+            served.settimeout(10)
+            _read_until(served, b"\r\n\r\n")
+            client.sendall(b"body")  # apart from the head, as most clients send it
+            _read_until(served, b"body")
+            client.close()
+            assert _is_closed(served)
+    finally:
+        haproxy.kill()
+        haproxy.wait()
+        backend.close()
+
+
+def _connect(port: int) -> socket.socket:
+    """Once something listens there."""
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            return socket.create_connection(("127.0.0.1", port))
+        except ConnectionRefusedError:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+def _is_closed(connection: socket.socket) -> bool:
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def _read_until(connection: socket.socket, end: bytes) -> None:
+    data = b""
+    while not data.endswith(end):
+        piece = connection.recv(4096)
+        assert piece, data
+        data += piece

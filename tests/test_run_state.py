@@ -56,11 +56,29 @@ def test_a_damaged_file_counts_as_none(state: StateDir, content: str) -> None:
     assert state.load() is None
 
 
+def test_no_folder_and_a_file_in_its_place_hold_none(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert StateDir.at(tmp_path / "file").load() is None
+    assert StateDir.at(tmp_path / "none").load() is None
+
+
+def test_a_file_that_cannot_be_read_is_an_error(state: StateDir) -> None:
+    state.state_file.mkdir()
+    with pytest.raises(SetupError, match=f"cannot read {state.state_file}: Is a directory"):
+        state.load()
+
+
 def test_running_by_its_starter_or_by_a_session() -> None:
     assert RunState(starter=own(), url="").is_running()
     session = ProcessId.of(os.getsid(0)) or own()
     assert RunState(starter=GONE, url="", sessions={"ray": session}).is_running()
     assert not RunState(starter=GONE, url="", sessions={"ray": GONE}).is_running()
+
+
+def test_a_cluster_is_its_head() -> None:
+    assert RunState(starter=GONE, url="", sessions={"ray": own()}).has_cluster()
+    assert not RunState(starter=own(), url="", sessions={"ray": GONE}).has_cluster()
+    assert not RunState(starter=own(), url="", sessions={"deploy": own()}).has_cluster()
 
 
 def test_the_path_is_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

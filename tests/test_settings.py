@@ -114,8 +114,8 @@ def test_unknown_keys(values: Mapping[str, Any], message: str) -> None:
     ("values", "message"),
     [
         ({"executor": {"block_size": "32"}}, "executor.block_size: Expected `int`, got `str`"),
-        ({"executor": {"block_size": 0}}, "executor.block_size: Expected `int` >= 1"),
-        ({"executor": {"block_size": -1}}, "executor.block_size: Expected `int` >= 1"),
+        ({"executor": {"block_size": 0}}, "executor.block_size: Expected `int` >= 1, got 0"),
+        ({"executor": {"block_size": -1}}, "executor.block_size: Expected `int` >= 1, got -1"),
         ({"executor": {"num_replicas": True}}, "executor.num_replicas: Expected `int`, got `bool`"),
         ({"executor": {"num_replicas": 2.5}}, "executor.num_replicas: Expected `int`, got `float`"),
         (
@@ -133,10 +133,11 @@ def test_unknown_keys(values: Mapping[str, Any], message: str) -> None:
         ),
         ({"executor": None}, "executor: Expected `object`, got `null`"),
         ({"executor": []}, "executor: Expected `object`, got `array`"),
-        ({"http": {"port": 65536}}, "http.port: Expected `int` <= 65535"),
+        ({"http": {"port": 65536}}, "http.port: Expected `int` <= 65535, got 65536"),
         (
             {"kafka": {"topic_prefix": "a b"}},
-            "kafka.topic_prefix: Expected `str` matching regex '^[A-Za-z0-9._-]{1,100}$'",
+            "kafka.topic_prefix: Expected `str` matching regex '^[A-Za-z0-9._-]{1,100}$', "
+            "got 'a b'",
         ),
         (
             {"kafka": {"security": {"sasl_mechanism": [1]}}},
@@ -148,11 +149,11 @@ def test_unknown_keys(values: Mapping[str, Any], message: str) -> None:
         ),
         (
             {"tenants": {"default": {"salt": ""}}},
-            "tenants.default.salt: Expected `str` of length >= 1",
+            "tenants.default.salt: Expected `str` of length >= 1, got ''",
         ),
         ({"tenants": {"default": {}, 7: {}}}, "a key of tenants: Expected `str`, got `int`"),
         ({1: {}}, "a key of the file: Expected `str`"),
-        ({"routing": {"beta": float("nan")}}, "routing.beta: Expected `float` >= 0.0"),
+        ({"routing": {"beta": float("nan")}}, "routing.beta: Expected `float` >= 0.0, got nan"),
         ({"routing": {"theta": float("inf")}}, "routing.theta: inf is not a finite number"),
         (
             {"routing": {"policy": "sticky"}},
@@ -161,7 +162,8 @@ def test_unknown_keys(values: Mapping[str, Any], message: str) -> None:
         ),
         (
             {"retention": {"request_types": {"mine": {"system": {"retention_priority": 101}}}}},
-            "retention.request_types.mine.system.retention_priority: Expected `int` <= 100",
+            "retention.request_types.mine.system.retention_priority: Expected `int` <= 100, "
+            "got 101",
         ),
     ],
 )

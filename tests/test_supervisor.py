@@ -74,6 +74,28 @@ def test_after_a_failure_the_others_are_waited_for() -> None:
     assert ended.is_set()
 
 
+def test_a_failure_stops_what_the_others_wait_for() -> None:
+    stopped = threading.Event()
+    was_stopped: list[bool] = []
+
+    def wait() -> str:
+        was_stopped.append(stopped.wait(60))
+        raise SetupError("stopped")
+
+    def fail() -> str:
+        raise SetupError("no disk")
+
+    with pytest.raises(SetupError, match="^no disk$"):
+        run_together({"waits": wait, "bad": fail}, stop=stopped.set)
+    assert was_stopped == [True]
+
+
+def test_nothing_is_stopped_after_success() -> None:
+    stopped = threading.Event()
+    assert run_together({"good": lambda: "x"}, stop=stopped.set) == {"good": "x"}
+    assert not stopped.is_set()
+
+
 @pytest.mark.parametrize(
     ("host", "url"),
     [("127.0.0.1", "http://127.0.0.1:8000"), ("0.0.0.0", "http://127.0.0.1:8000")],

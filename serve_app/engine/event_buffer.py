@@ -4,7 +4,8 @@ Owns order, merging and the bound. Knows no blocks.
 
 The engine's thread collects the events of one step and hands them over with `flush`; another
 thread drains. When more than `size` events wait, the oldest are dropped and a `Lost` that names
-their numbers stands in their place.
+their numbers stands in their place, followed by the blocks that were removed in what was dropped:
+a reader that misses a stored block loses a hit, one that misses a removal believes in it for ever.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ class EventBuffer:
         self._waiting: deque[Event] = deque()
         self._first_id = 0  # number of the oldest waiting event
         self._lost_from: int | None = None
+        self._unseen: set[str] = set()  # resident blocks whose stored event was dropped
+        self._gone: dict[str, None] = {}  # blocks a reader may know and whose removal was dropped
         self._is_closed = False
         self._changed = threading.Condition()
 
@@ -65,12 +68,14 @@ class EventBuffer:
                 self._changed.wait(timeout_s)
             events = list(self._waiting)
             lost_from, self._lost_from = self._lost_from, None
+            gone, self._gone, self._unseen = list(self._gone), {}, set()
             first_id = self._first_id
             self._first_id += len(events)
             self._waiting.clear()
         if lost_from is None:
             return events
-        return [Lost(reason="buffer_overflow", first=lost_from, last=first_id - 1), *events]
+        lost = Lost(reason="buffer_overflow", first=lost_from, last=first_id - 1)
+        return [lost, *([Removed(hashes=gone)] if gone else []), *events]
 
     def close(self) -> None:
         """No more events will come: a waiting drain returns, and none waits again."""
@@ -82,8 +87,20 @@ class EventBuffer:
         if self._lost_from is None:
             self._lost_from = self._first_id
         while len(self._waiting) > self._size:
-            self._waiting.popleft()
+            self._drop(self._waiting.popleft())
             self._first_id += 1
+
+    def _drop(self, event: Event) -> None:
+        """Both notes stay within what the cache can hold: a block is in one only while a reader
+        must be told of it."""
+        if isinstance(event, Stored):
+            self._unseen.update(event.hashes)
+        elif isinstance(event, Removed):
+            for block_hash in event.hashes:
+                if block_hash in self._unseen:
+                    self._unseen.discard(block_hash)
+                else:
+                    self._gone[block_hash] = None
 
     def _update(self, block_hash: int, event: Updated) -> None:
         last = self._step[-1] if self._step else None

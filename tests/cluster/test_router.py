@@ -79,7 +79,32 @@ async def test_a_refused_request_goes_elsewhere_and_round_again(
     picks = [await fleet.choose(pending)]
     for _ in range(3):
         picks.append(await fleet.choose(pending, is_retry=True))
-    assert picks == ["b", "a", "b", "a"]
+    assert picks[:2] == ["b", "a"]
+    assert set(picks[2:]) == {"a", "b"}  # both are expected to hold the prompt now
+
+
+async def test_a_later_attempt_forgets_who_was_full(fleet: Fleet) -> None:
+    fleet.set_replicas("a", "b")
+    fleet.rig.up("a-0", "b-0")
+    fleet.rig.store("b-0", TOKENS)
+    pending = fleet.pending("q", TOKENS)
+    assert [await fleet.choose(pending, is_retry) for is_retry in (False, True)] == ["b", "a"]
+    assert fleet.rig.routing.refused("q") == {"b"}
+    await fleet.choose(pending)
+    assert fleet.rig.routing.refused("q") == set()
+
+
+async def test_nothing_is_kept_of_a_refused_request_whose_client_left(fleet: Fleet) -> None:
+    fleet.set_replicas("a", "b")
+    fleet.rig.up("a-0", "b-0")
+    pending = fleet.pending("q", TOKENS)
+    for is_retry in (False, True):
+        await fleet.choose(pending, is_retry)
+    fleet.rig.routing.finish(fleet.rig.routing._in_flight["q"], "cancelled")
+    kept = [value for value in vars(fleet.router).values() if isinstance(value, dict)]
+    assert not any("q" in value for value in kept)
+    with pytest.raises(KeyError):
+        await fleet.choose(pending, is_retry=True)
 
 
 async def test_it_waits_for_a_first_replica(fleet: Fleet) -> None:
