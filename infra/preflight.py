@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import psutil
@@ -50,6 +51,15 @@ def _name(pid: int) -> str:
     with contextlib.suppress(psutil.Error):
         return str(psutil.Process(pid).name())
     return "a process"
+
+
+def check_interpreter(path: str = sys.executable) -> None:
+    """Ray starts its programs through a shell, without quotes."""
+    if len(path.split()) != 1:
+        raise SetupError(
+            f"Python is at {path!r}, and Ray cannot start from a folder with a space in its name: "
+            "move this folder"
+        )
 
 
 def check_disk(path: Path, needed_bytes: int = DISK_BYTES) -> None:

@@ -81,6 +81,7 @@ class Supervisor:
     def check(self) -> None:
         """Raises SetupError naming what this machine lacks."""
         http = self._settings.http
+        preflight.check_interpreter()
         preflight.check_port(http.host, http.port)
         preflight.check_disk(self._state.path)
         preflight.check_shared_memory()

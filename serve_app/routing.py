@@ -181,12 +181,13 @@ class Routing:
             return self._placement.explain(query_of(ask), self._feed.table, self._clock())
 
     def readiness(self) -> str | None:
-        """Ready when every member's blocks are known, or the bound on waiting has passed."""
+        """Ready when every member's blocks were known once, or the bound on waiting has passed."""
         if not self._members:
             return "no worker is up yet"
         missing = self._feed.missing()
         if missing and self._ready_by is not None and self._clock() < self._ready_by:
             return f"waiting for what {len(missing)} of {len(self._workers())} workers hold"
+        self._ready_by = float("-inf")  # a worker that falls silent later takes nothing away
         return None
 
     def check_health(self) -> None:

@@ -37,6 +37,12 @@ def test_a_free_port_and_any_port_pass() -> None:
     preflight.check_port("127.0.0.1", 0)
 
 
+def test_a_folder_with_a_space() -> None:
+    preflight.check_interpreter("/home/x/.venv/bin/python")
+    with pytest.raises(SetupError, match="'/a b/bin/python'.* move this folder"):
+        preflight.check_interpreter("/a b/bin/python")
+
+
 def test_too_little_disk(tmp_path: Path) -> None:
     with pytest.raises(SetupError) as caught:
         preflight.check_disk(tmp_path / "not" / "yet", 10**18)

@@ -125,6 +125,10 @@ def test_it_is_ready_when_every_member_is_known_or_the_bound_has_passed() -> Non
     assert rig.routing.readiness() == "waiting for what 1 of 2 workers hold"
     rig.up("b-0")
     assert rig.routing.readiness() is None
+    rig.now += 5.0  # both fall silent
+    rig.read()
+    assert rig.routing._feed.missing() == ["a-0", "b-0"]
+    assert rig.routing.readiness() is None
 
     late = Rig("a", events={"ready_timeout_s": 3.0})
     late.now += 2.9

@@ -113,6 +113,19 @@ def test_a_lack_is_found_before_anything_starts(tmp_path: Path) -> None:
     assert not ray_dir(state.path).exists()
 
 
+def test_a_deployment_does_not_wait_for_a_dead_cluster(tmp_path: Path) -> None:
+    """Ray's clients would: the child here never ends either."""
+    state = StateDir.at(tmp_path)
+    waiter = supervisor(state, Settings())
+    with subprocess.Popen(
+        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, text=True
+    ) as deployment:
+        with pytest.raises(SetupError, match="Ray ended: see "):
+            waiter._wait_for(deployment)
+        assert deployment.poll() is None
+        deployment.kill()
+
+
 def test_a_start_under_way_refuses_another(tmp_path: Path) -> None:
     state = StateDir.at(tmp_path)
     state.create()
