@@ -23,6 +23,7 @@ from controllers.placement import PlacementSettings
 from controllers.retention import RetentionPolicy
 from infra.settings_errors import explain
 
+LOOPBACK_NAMES = "127.0.0.1,localhost,::1"
 ENV_PREFIX = "CACHELANE_"
 
 Positive = Annotated[int, Meta(ge=1)]
@@ -171,7 +172,10 @@ def to_values(settings: Settings) -> dict[str, Any]:
 
 def environment(**extra: str) -> dict[str, str]:
     """The environment for a child process, with `extra` set."""
-    return {**os.environ, **extra}
+    env = {**os.environ, **extra}
+    for name in ("no_proxy", "NO_PROXY"):  # gRPC and urllib would ask a proxy for loopback too
+        env[name] = ",".join(filter(None, (env.get(name), LOOPBACK_NAMES)))
+    return env
 
 
 def _read_file(path: Path) -> dict[str, Any]:

@@ -163,7 +163,10 @@ class Supervisor:
         values = to_values(self._settings)
         values["kafka"]["bootstrap_servers"] = bootstrap_servers
         values["model"]["path"] = model_path or None
-        self._state.settings_file.write_text(yaml.safe_dump(values, sort_keys=False), "utf-8")
+        file = self._state.settings_file
+        file.touch()
+        file.chmod(0o600)  # may hold the password of a Kafka
+        file.write_text(yaml.safe_dump(values, sort_keys=False), "utf-8")
 
     def _spawn_deploy(self, ray_env: Mapping[str, str]) -> subprocess.Popen[str]:
         with self._deploy_log.open("wb") as log:

@@ -15,6 +15,7 @@ from http.client import HTTPException, HTTPResponse
 from typing import Any
 
 from controllers.errors import CachelaneError
+from infra.service_url import open_url
 
 TIMEOUT_S = 10.0
 STREAM_TIMEOUT_S = 600.0
@@ -117,7 +118,7 @@ class _Response:
 
     def __enter__(self) -> HTTPResponse:
         try:
-            response: HTTPResponse = urllib.request.urlopen(self._request, timeout=self._timeout_s)
+            response = open_url(self._request, self._timeout_s)
         except urllib.error.HTTPError as error:
             raise CachelaneError(_refusal(error)) from error
         except (OSError, HTTPException) as error:
