@@ -217,6 +217,12 @@ def _apply_env(values: dict[str, Any], env: Mapping[str, str]) -> None:
 
 def _check(settings: Settings) -> None:
     """Laws between settings."""
+    batch = settings.executor
+    if batch.max_batched_tokens <= batch.max_batch_size:
+        raise SettingsError(
+            f"executor.max_batched_tokens: {batch.max_batched_tokens} must be larger than "
+            f"executor.max_batch_size, {batch.max_batch_size}"
+        )
     if "default" not in settings.tenants:
         raise SettingsError(f"tenants: must have 'default', got {sorted(settings.tenants)}")
     types = settings.retention.request_types

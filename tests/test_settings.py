@@ -284,3 +284,11 @@ def test_bad_environment(tmp_path: Path, env: Mapping[str, str], message: str) -
 def test_environment_that_is_not_yaml(tmp_path: Path) -> None:
     message = file_error(tmp_path, "", {"CACHELANE_MODEL__NAME": "["})
     assert message.startswith("CACHELANE_MODEL__NAME is not YAML: ")
+
+
+def test_an_iteration_has_room_for_a_token_of_each_sequence() -> None:
+    values = {"executor": {"max_batched_tokens": 16, "max_batch_size": 16}}
+    with pytest.raises(SettingsError, match=r"executor\.max_batched_tokens: 16 must be larger"):
+        to_settings(values)
+    values["executor"]["max_batched_tokens"] = 17
+    assert to_settings(values).executor.max_batched_tokens == 17
