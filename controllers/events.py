@@ -155,8 +155,8 @@ Event: TypeAlias = (
 )
 
 
-class EventBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """One record of `kv-events`: header and events in order."""
+class BatchHeader(msgspec.Struct, frozen=True, kw_only=True):
+    """Who did it and when: every record of `kv-events` begins with it."""
 
     schema: int
     worker: str
@@ -167,6 +167,11 @@ class EventBatch(msgspec.Struct, frozen=True, kw_only=True):
     seq: int
     ts_ms: int
     block_size: int
+
+
+class EventBatch(BatchHeader, frozen=True, kw_only=True):
+    """One record of `kv-events`: header and events in order."""
+
     events: list[Event]
 
 
@@ -244,18 +249,9 @@ def ints_of(hexes: Sequence[str]) -> list[int]:
     return list(struct.unpack(f">{num}Q", raw))
 
 
-class RawBatch(msgspec.Struct, frozen=True, kw_only=True):
+class RawBatch(BatchHeader, frozen=True, kw_only=True):
     """EventBatch whose events are not decoded yet."""
 
-    schema: int
-    worker: str
-    replica: str
-    dp_rank: int
-    model: str
-    epoch: int
-    seq: int
-    ts_ms: int
-    block_size: int
     events: list[msgspec.Raw]
 
 
@@ -303,7 +299,7 @@ def _decode_leniently(data: bytes) -> Decoded:
         events = [_event_decoder.decode(event) for event in known]
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise EventError(f"kv-events record: {error}") from error
-    header = {name: getattr(raw, name) for name in RawBatch.__struct_fields__ if name != "events"}
+    header = {name: getattr(raw, name) for name in BatchHeader.__struct_fields__}
     return Decoded(EventBatch(**header, events=events), len(raw.events) - len(events))
 
 
