@@ -32,7 +32,7 @@ help:
 	@echo "               HTTP_PORT=8000 CONFIG=cachelane.yaml"
 	@echo "make down      stop what make up started"
 	@echo "make install   make $(VENV) (PYTHON=python3.12 chooses the interpreter)"
-	@echo "make test      all tests: first the pure ones, then those with a real broker and a real Ray"
+	@echo "make test      all tests: first those without a broker, then those with a real one and a real Ray"
 	@echo "make test-pure  those of controllers/ only: seconds"
 	@echo "make check     ruff and mypy"
 	@echo "make bench     the demonstration: KV-aware routing against random routing"

@@ -24,6 +24,7 @@ import aiohttp
 import plotext
 
 from bench.fleet import running_fleet
+from bench.report import write_json
 
 POLICIES = ("kv_aware", "random")
 CONCURRENCY = 3
@@ -193,7 +194,7 @@ def main() -> None:
     parser.add_argument("--replicas", type=int, default=3)
     parser.add_argument("--conversations", type=int, default=24)
     parser.add_argument("--turns", type=int, default=6)
-    parser.add_argument("--json", type=Path, default=Path(".cachelane/bench/demo.json"))
+    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     runs = {
         policy: measure(policy, args.replicas, args.conversations, args.turns)
@@ -205,8 +206,7 @@ def main() -> None:
         key: round(ours[key] / other[key], 3)
         for key in ("cached_token_rate", "ttft_p50_ms", "ttft_p90_ms")
     }
-    args.json.parent.mkdir(parents=True, exist_ok=True)
-    args.json.write_text(json.dumps({**table, "ratios": ratios}, indent=2) + "\n")
+    write_json("demo", {**table, "ratios": ratios}, args.json)
     for policy, figures in table.items():
         print(policy, *(f"  {key}: {value}" for key, value in figures.items()), sep="\n")
     print("kv_aware / random", *(f"  {key}: {value}" for key, value in ratios.items()), sep="\n")

@@ -10,7 +10,6 @@ after a while, and the time until every worker is known again is taken.
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import tempfile
 import threading
@@ -21,6 +20,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from bench.report import write_json
 from controllers.blocks import HASH_SCHEME
 from controllers.events import Event, EventBatch, Load, Stored, WorkerUp, hex_of
 from controllers.routing_table import RoutingTable
@@ -210,11 +210,10 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--rate", type=float, default=1000.0)
     parser.add_argument("--seconds", type=float, default=20.0)
-    parser.add_argument("--json", type=Path, default=Path(".cachelane/bench/events.json"))
+    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     figures = measure(args.workers, args.rate, args.seconds)
-    args.json.parent.mkdir(parents=True, exist_ok=True)
-    args.json.write_text(json.dumps(figures, indent=2) + "\n")
+    write_json("events", figures, args.json)
     for name, value in figures.items():
         print(f"{name:24} {value}")
     verdict = "met" if figures["p99_ms"] < TARGET_P99_MS else "missed"

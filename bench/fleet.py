@@ -6,12 +6,10 @@ Jars and the default model are shared with the checkout's `.cachelane`: nothing 
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 import subprocess
 import sys
 import tempfile
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,8 @@ from typing import Any
 import yaml
 
 from infra.ports import free_ports
+from infra.run_state import RunState, StateDir
+from serve_app.client import first_model
 
 SHARED = Path(".cachelane")
 
@@ -30,17 +30,13 @@ class Fleet:
         self.state_dir = state_dir
         self.url = url
 
-    def get(self, path: str) -> Any:
-        with urllib.request.urlopen(self.url + path, timeout=10) as response:
-            return json.load(response)
-
     def model(self) -> str:
-        name = self.get("/v1/models")["data"][0]["id"]
-        assert isinstance(name, str)
-        return name
+        return first_model(self.url)
 
-    def state(self) -> Any:
-        return json.loads((self.state_dir / "state.json").read_text())
+    def state(self) -> RunState:
+        state = StateDir.at(self.state_dir).load()
+        assert state is not None, "it runs, so its state was saved"
+        return state
 
 
 @contextlib.contextmanager

@@ -15,11 +15,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,7 +28,9 @@ import psutil
 
 from bench.fleet import Fleet, running_fleet
 from bench.load import Result, run
+from bench.report import write_json
 from infra.ports import free_ports
+from infra.service_url import open_url
 from infra.settings import environment
 
 PATH = "/v1/chat/completions"
@@ -63,7 +63,7 @@ def plain_server() -> Iterator[str]:
     command = [sys.executable, "-m", "bench.request_path_peers", "plain", str(port)]
     with _process(command):
         url = f"http://127.0.0.1:{port}"
-        _wait_for(url + "/openapi.json")
+        _wait_for(urllib.request.Request(url + "/openapi.json"))
         yield url + PATH
 
 
@@ -71,15 +71,16 @@ def plain_server() -> Iterator[str]:
 def serve_default(fleet: Fleet) -> Iterator[str]:
     """Deployed into our fleet's cluster by a process with that cluster's environment."""
     state = fleet.state()
-    command = [sys.executable, "-m", "bench.request_path_peers", "serve", state["ray_address"]]
+    url = f"{fleet.url}/plain{PATH}"
+    command = [sys.executable, "-m", "bench.request_path_peers", "serve", state.ray_address]
     subprocess.run(
         [*command, str(NUM_REPLICAS), "/plain"],
-        env=psutil.Process(state["sessions"]["ray"]["pid"]).environ(),
+        env=psutil.Process(state.sessions["ray"].pid).environ(),
         check=True,
         stdout=subprocess.DEVNULL,
     )
-    _wait_for_post(f"{fleet.url}/plain{PATH}")
-    yield f"{fleet.url}/plain{PATH}"
+    _wait_for(urllib.request.Request(url, b"{}", {"Content-Type": "application/json"}))
+    yield url
 
 
 @contextlib.contextmanager
@@ -107,7 +108,7 @@ def dynamo(folder: Path) -> Iterator[str]:
     front += ["--http-port", str(port), "--router-mode", "kv"]
     with _process(mocker, env, folder), _process(front, env, folder):
         url = f"http://127.0.0.1:{port}"
-        _wait_for(url + "/v1/models", "tiny")
+        _wait_for(urllib.request.Request(url + "/v1/models"), "tiny")
         yield url + PATH
 
 
@@ -166,43 +167,29 @@ def _process(
         child.wait(20)
 
 
-def _wait_for(url: str, text: str = "") -> None:
+def _wait_for(request: urllib.request.Request, text: str = "") -> None:
+    """Until it is answered with 200 and the text."""
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
-        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5) as response:
+        with contextlib.suppress(OSError), open_url(request, 5.0) as response:
             if text in response.read().decode():
                 return
         time.sleep(0.2)
-    raise TimeoutError(f"{url} does not answer")
-
-
-def _wait_for_post(url: str) -> None:
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while time.monotonic() < deadline:
-        request = urllib.request.Request(url, b"{}", {"Content-Type": "application/json"})
-        with (
-            contextlib.suppress(urllib.error.URLError),
-            urllib.request.urlopen(request, timeout=5) as response,
-        ):
-            response.read()
-            return
-        time.sleep(0.2)
-    raise TimeoutError(f"{url} does not answer")
+    raise TimeoutError(f"{request.full_url} does not answer")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dynamo", type=Path)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", type=Path, default=Path(".cachelane/bench/request_path.json"))
+    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     results = measure(args.dynamo and args.dynamo.resolve(), args.rounds)
     table = {
         name: {str(c): figures(rounds) for c, rounds in by_concurrency.items()}
         for name, by_concurrency in results.items()
     }
-    args.json.parent.mkdir(parents=True, exist_ok=True)
-    args.json.write_text(json.dumps(table, indent=2) + "\n")
+    write_json("request_path", table, args.json)
     for concurrency in CONCURRENCIES:
         print(f"\nconcurrency {concurrency}")
         ours = table["cachelane"][str(concurrency)]

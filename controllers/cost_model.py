@@ -75,8 +75,7 @@ class CostModel:
         self._update(features, iteration.ms / self.speed(worker) - predicted)
         if self.num_samples > NUM_CURVE_ONLY_SAMPLES and predicted > 1.0:
             speed = self._speeds.setdefault(worker, _Speed())
-            speed.observe(iteration.ms / predicted)
-            speed.last_sample = self.num_samples
+            speed.observe(iteration.ms / predicted, self.num_samples)
 
     def speed(self, worker: str) -> float:
         """How many times longer than the curve says this worker takes."""
@@ -136,7 +135,8 @@ class _Speed:
         self.last_sample = 0  # of the whole fleet, when this worker was last timed
         self._num_samples = 0
 
-    def observe(self, ratio: float) -> None:
+    def observe(self, ratio: float, sample: int) -> None:
+        self.last_sample = sample
         self._num_samples += 1
         self.ratio += max(0.01, 1.0 / (self._num_samples + 20)) * (ratio - self.ratio)
 

@@ -43,12 +43,13 @@ class Segments:
         start = 0
         for piece in self._split(text):
             end = start + len(piece)
+            num_before = len(ids)
+            ids += self._ids_of(piece)
             for i, position in enumerate(positions):
                 if start < position < end:
-                    counts[i] = len(ids) + self._tokens_before(piece, position - start)
+                    counts[i] = num_before + self._tokens_before(piece, position - start)
                 elif position >= end:
-                    counts[i] = len(ids) + len(self._ids_of(piece))
-            ids += self._ids_of(piece)
+                    counts[i] = len(ids)
             start = end
         return ids, counts
 

@@ -120,12 +120,17 @@ def test_nothing_costs_less_than_the_floor() -> None:
     assert float(model.decode_ms(0.0, 1.0)) == FLOOR_MS
 
 
-def test_a_slow_worker_is_found_and_forgotten() -> None:
-    rng = random.Random(0)
+def fitted_with_slow_w0(rng: random.Random, num_samples: int) -> CostModel:
+    """Eight GPUs; the first takes three times as long."""
     model = CostModel(GPU.max_batched_tokens)
-    for i in range(2_000):
+    for i in range(num_samples):
         slow = 3.0 if i % 8 == 0 else 1.0
         model.observe(f"w{i % 8}", GPU.iteration(rng, 0.02, slow), GPU.num_blocks)
+    return model
+
+
+def test_a_slow_worker_is_found_and_forgotten() -> None:
+    model = fitted_with_slow_w0(random.Random(0), 2_000)
     ratio = model.speed("w0") / model.speed("w1")
     assert 2.0 < ratio < 4.0
     before = model.coefficients
@@ -137,10 +142,7 @@ def test_a_slow_worker_is_found_and_forgotten() -> None:
 
 def test_a_speed_that_nothing_confirms_does_not_last() -> None:
     rng = random.Random(0)
-    model = CostModel(GPU.max_batched_tokens)
-    for i in range(1_000):
-        slow = 3.0 if i % 8 == 0 else 1.0
-        model.observe(f"w{i % 8}", GPU.iteration(rng, 0.02, slow), GPU.num_blocks)
+    model = fitted_with_slow_w0(rng, 1_000)
     assert model.speed("w0") > 2.0
     for i in range(MAX_SPEED_AGE_SAMPLES + 8):
         model.observe(f"w{1 + i % 7}", GPU.iteration(rng, 0.02), GPU.num_blocks)
