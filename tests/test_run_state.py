@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -70,8 +71,12 @@ def test_a_file_that_cannot_be_read_is_an_error(state: StateDir) -> None:
 
 def test_running_by_its_starter_or_by_a_session() -> None:
     assert RunState(starter=own(), url="").is_running()
-    session = ProcessId.of(os.getsid(0)) or own()
-    assert RunState(starter=GONE, url="", sessions={"ray": session}).is_running()
+    # Its own session: the one of the tests may be led by a process that ended, or cannot be seen.
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, start_new_session=True) as child:
+        leader = ProcessId.of(child.pid)
+        assert leader is not None
+        assert RunState(starter=GONE, url="", sessions={"ray": leader}).is_running()
+    assert not RunState(starter=GONE, url="", sessions={"ray": leader}).is_running()
     assert not RunState(starter=GONE, url="", sessions={"ray": GONE}).is_running()
 
 
