@@ -29,7 +29,7 @@ from infra.event_bus import KafkaBus
 from infra.event_bus_base import Topics
 from infra.event_publisher import EventPublisher, WorkerIdentity
 from infra.local_broker_tansu import start_local_broker
-from infra.settings import EventSettings, KafkaSettings
+from infra.settings_sections import EventSettings, KafkaSettings
 from infra.table_feed import TableFeed
 
 BLOCK_SIZE = 32

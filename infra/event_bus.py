@@ -33,7 +33,7 @@ from infra.event_producer import Done, EventProducer, ProducerLimits
 from infra.event_reader import EventReader
 from infra.kafka_address import parse_addresses, probe
 from infra.kafka_log import ConnectionProblems
-from infra.settings import KafkaSettings
+from infra.settings_sections import KafkaSettings
 from infra.topic_specs import BATCH_OVERHEAD_BYTES, topic_specs
 
 CONNECT_TIMEOUT_MS = 5_000

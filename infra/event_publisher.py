@@ -32,7 +32,7 @@ from controllers.events import (
 )
 from controllers.mirror import Mirror
 from infra.event_bus_base import Bus, BusHealth, Loss, Topics
-from infra.settings import EventSettings
+from infra.settings_sections import EventSettings
 
 logger = logging.getLogger(__name__)
 

@@ -12,105 +12,27 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import msgspec
 import yaml
-from msgspec import Meta
 
 from controllers.errors import SettingsError
 from controllers.placement import PlacementSettings
 from controllers.retention import RetentionPolicy
 from infra.settings_errors import explain
+from infra.settings_sections import (
+    EventSettings,
+    ExecutorSettings,
+    HttpSettings,
+    KafkaSettings,
+    ModelSettings,
+    Section,
+    TenantSettings,
+)
 
 LOOPBACK_NAMES = "127.0.0.1,localhost,::1"
 ENV_PREFIX = "CACHELANE_"
-
-Positive = Annotated[int, Meta(ge=1)]
-NonNegative = Annotated[int, Meta(ge=0)]
-Seconds = Annotated[float, Meta(gt=0)]
-NotEmpty = Annotated[str, Meta(min_length=1)]
-Port = Annotated[int, Meta(ge=0, le=65535)]
-
-
-class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A section of the file."""
-
-
-class ModelSettings(Section, frozen=True):
-    # GGUF file, or for the scripted executor also a folder with tokenizer.json, whose tokenizer it
-    # then uses. None: the default model, fetched once; none for the scripted executor.
-    path: str | None = None
-    name: str | None = None  # as clients say it; None: the model file's own name
-
-
-class ScriptedSettings(Section, frozen=True):
-    """The deterministic executor's pretended timing."""
-
-    prefill_ms: Annotated[float, Meta(ge=0)] = 0.0  # fixed part of an iteration with new tokens
-    prefill_ms_per_token: Annotated[float, Meta(ge=0)] = 0.0
-    decode_ms: Annotated[float, Meta(ge=0)] = 0.0  # one iteration that only decodes
-
-
-class ExecutorSettings(Section, frozen=True):
-    kind: Literal["local", "scripted"] = "local"
-    num_replicas: Positive = 2
-    block_size: Positive = 32  # tokens
-    num_gpu_blocks: Positive = 512  # the first medium; main memory when the engine runs on a CPU
-    num_host_blocks: NonNegative = 0  # second medium; 0: off
-    max_seq_len: Positive | None = None  # None: what the model and the cache allow
-    max_batch_size: Positive = 16  # sequences that run together
-    max_batched_tokens: Positive = 512  # tokens of one iteration
-    max_waiting_requests: Positive = 1000  # at one replica's gate; more is refused with 503
-    host_offload_min_retention_priority: Annotated[int, Meta(ge=0, le=100)] = 30
-    num_threads: Positive = 1  # BLAS threads of one engine
-    event_buffer_size: Positive = 65536  # events
-    num_cpus: Annotated[float, Meta(ge=0)] = 0.0  # Ray resources of one replica
-    num_gpus: Annotated[float, Meta(ge=0)] = 0.0
-    scripted: ScriptedSettings = ScriptedSettings()
-
-
-class KafkaSettings(Section, frozen=True):
-    bootstrap_servers: str | None = None  # None: the embedded broker
-    topic_prefix: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,100}$")] = "cachelane"
-    num_partitions: Positive = 12
-    replication_factor: Positive = 1
-    events_retention_s: Seconds = 21600.0
-    decisions_retention_s: Seconds = 86400.0
-    bookings_retention_s: Seconds = 600.0
-    max_record_bytes: Annotated[int, Meta(ge=10_000)] = 1_000_000
-    security: dict[str, str | int | bool | None] = {}  # security_protocol, ssl_*, sasl_*: passed on
-
-
-class EventSettings(Section, frozen=True):
-    """How a replica publishes what its cache holds."""
-
-    linger_s: Annotated[float, Meta(ge=0, le=0.02)] = 0.002  # after a first event, for more
-    drain_interval_s: Annotated[float, Meta(gt=0, le=0.02)] = 0.005  # between two records at least
-    max_events_per_record: Positive = 256
-    load_interval_s: Seconds = 0.5
-    snapshot_interval_s: Seconds = 60.0
-    snapshot_after_blocks: Positive = 50_000  # blocks changed
-    heartbeat_timeout_s: Seconds = 3.0  # a silent worker is stale after this
-    ready_timeout_s: Seconds = 10.0  # an ingress serves after this even without every snapshot
-
-
-class TenantSettings(Section, frozen=True):
-    """`salt` None: shares blocks with other tenants without a salt."""
-
-    api_keys: list[NotEmpty] = []
-    salt: NotEmpty | None = None
-    max_retention_priority: Annotated[int, Meta(ge=0, le=100)] = 100
-    default_request_type: str | None = None
-
-
-class HttpSettings(Section, frozen=True):
-    host: str = "127.0.0.1"
-    port: Port = 8000
-    num_ingress: Positive = 1
-    max_body_bytes: Positive = 8_000_000
-    max_ongoing_requests: Positive = 1000  # of one ingress replica
-    request_timeout_s: Seconds | None = None
 
 
 class Settings(Section, frozen=True):

@@ -21,7 +21,7 @@ from controllers.events import Load, decode_batch
 from controllers.routing_table import RoutingTable
 from controllers.worker_state import Applied, Outcome
 from infra.event_bus_base import Bus, Reader, Record, ResetRequired, Topics
-from infra.settings import EventSettings
+from infra.settings_sections import EventSettings
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from infra.event_bus_base import Topics
-from infra.settings import KafkaSettings
+from infra.settings_sections import KafkaSettings
 
 BROKER_MAX_BATCH_BYTES = 1_048_588  # the broker's default for message.max.bytes
 BATCH_OVERHEAD_BYTES = 65_536

@@ -17,7 +17,8 @@ from controllers.events import Decision, Event, Load, Snapshot, Stored, WorkerUp
 from infra.event_bus import KafkaBus
 from infra.event_bus_base import Reader, Record, ResetRequired
 from infra.run_state import StateDir
-from infra.settings import KafkaSettings, load_settings
+from infra.settings import load_settings
+from infra.settings_sections import KafkaSettings
 from serve_app.cli_common import DEFAULT_STATE_DIR, StateDirOption, running
 
 POLL_S = 0.2

@@ -15,7 +15,7 @@ from ray import serve
 
 from controllers.blocks import HASH_SCHEME
 from controllers.errors import CachelaneError, ExecutorDead, ExecutorError
-from controllers.events import WorkerUp
+from controllers.events import Event, Load, WorkerUp
 from infra.event_bus import KafkaBus
 from infra.event_bus_base import Topics
 from infra.event_publisher import EventPublisher, WorkerIdentity
@@ -35,8 +35,26 @@ logger = logging.getLogger(__name__)
 MIN_SEND_INTERVAL_S = 0.004
 
 
+class RankSource:
+    """One data-parallel rank of an executor, as its event publisher sees it."""
+
+    def __init__(self, executor: Executor, dp_rank: int) -> None:
+        self._executor = executor
+        self._dp_rank = dp_rank
+
+    def drain_events(self, timeout_s: float) -> list[Event]:
+        return self._executor.drain_events(timeout_s, self._dp_rank)
+
+    def load(self) -> Load:
+        return self._executor.load(self._dp_rank)
+
+
+def _none_waiting() -> tuple[int, int]:
+    return 0, 0
+
+
 class ExecutorReplica:
-    """One executor with one worker (data-parallel ranks of one executor would be several)."""
+    """One executor; each of its data-parallel ranks is a worker."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self._settings: Settings = to_settings(settings)
@@ -46,11 +64,21 @@ class ExecutorReplica:
         )
         self._gate = GateKeeper(self._executor.info, self._settings.executor.max_waiting_requests)
         self._replica = serve.get_replica_context().replica_id.unique_id
-        info = self._executor.info
-        self._worker = worker_name(self._replica, 0)
-        self._publisher = EventPublisher(
-            source=self._executor,
-            identity=WorkerIdentity(self._worker, self._replica, 0, info.model, info.block_size),
+        bus = KafkaBus(self._settings.kafka)
+        ranks = range(self._executor.info.num_dp_ranks)
+        self._publishers = {self._worker(rank): self._publisher(rank, bus) for rank in ranks}
+        for publisher in self._publishers.values():
+            publisher.start()
+
+    def _worker(self, dp_rank: int) -> str:
+        return worker_name(self._replica, dp_rank)
+
+    def _publisher(self, dp_rank: int, bus: KafkaBus) -> EventPublisher:
+        info, settings = self._executor.info, self._settings
+        worker = self._worker(dp_rank)
+        return EventPublisher(
+            source=RankSource(self._executor, dp_rank),
+            identity=WorkerIdentity(worker, self._replica, dp_rank, info.model, info.block_size),
             up=WorkerUp(
                 num_blocks=info.num_blocks,
                 executor=info.name,
@@ -58,13 +86,13 @@ class ExecutorReplica:
                 salt_id=HASH_SCHEME,
                 max_seq_len=info.max_seq_len,
             ),
-            bus=KafkaBus(self._settings.kafka),
-            topics=Topics(self._settings.kafka.topic_prefix),
-            settings=self._settings.events,
-            max_record_bytes=self._settings.kafka.max_record_bytes,
-            extra_queued=self._gate.waiting,
+            bus=bus,
+            topics=Topics(settings.kafka.topic_prefix),
+            settings=settings.events,
+            max_record_bytes=settings.kafka.max_record_bytes,
+            # The gate is in front of all ranks; counted once, it is in the first one's record.
+            extra_queued=self._gate.waiting if dp_rank == 0 else _none_waiting,
         )
-        self._publisher.start()
 
     async def generate(self, request_id: str, call: bytes) -> AsyncIterator[bytes]:
         """Stream of wire answers. Cancelling it aborts the request in the executor.
@@ -78,7 +106,7 @@ class ExecutorReplica:
             yield encode_failure(error)
         except Exception:
             logger.exception("request %s", request_id)
-            yield encode_failure(ExecutorError(f"internal error in worker {self._worker}"))
+            yield encode_failure(ExecutorError(f"internal error in replica {self._replica}"))
 
     async def _run(self, data: bytes) -> AsyncIterator[TokenChunk]:
         call = decode_call(data)
@@ -91,16 +119,16 @@ class ExecutorReplica:
                 await stream.aclose()  # type: ignore[attr-defined]
 
     async def publish_snapshot(self, workers: list[str]) -> None:
-        """Tell a table everything, if it asked for this worker."""
-        if self._worker in workers:
-            self._publisher.request_snapshot()
+        """Tell a table everything, of the workers it asked for that are here."""
+        for worker in self._publishers.keys() & set(workers):
+            self._publishers[worker].request_snapshot()
 
     def record_replica_metadata(self) -> dict[str, Any]:
         """Read once by Serve when the replica is ready; every router of it gets this."""
         info = self._executor.info
         return {
-            "workers": [worker_name(self._replica, rank) for rank in range(info.num_dp_ranks)],
-            "epoch": self._publisher.epoch,
+            "workers": list(self._publishers),
+            "epoch": max(publisher.epoch for publisher in self._publishers.values()),
             "info": {name: getattr(info, name) for name in info.__struct_fields__},
         }
 
@@ -111,12 +139,12 @@ class ExecutorReplica:
 
     def _check(self) -> None:
         self._executor.check_health()
-        if not self._publisher.is_alive():
-            raise ExecutorDead(f"the event thread of {self._worker} has ended")
+        for worker, publisher in self._publishers.items():
+            if not publisher.is_alive():
+                raise ExecutorDead(f"the event thread of {worker} has ended")
 
     def __del__(self) -> None:
-        publisher = getattr(self, "_publisher", None)
-        if publisher is not None:
+        for publisher in getattr(self, "_publishers", {}).values():
             publisher.close("replica stopped")
         executor = getattr(self, "_executor", None)
         if executor is not None:

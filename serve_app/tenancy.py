@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from controllers.blocks import salt_of
 from controllers.errors import InvalidRequest
-from infra.settings import Settings, TenantSettings
+from infra.settings import Settings
+from infra.settings_sections import TenantSettings
 from serve_app.http_errors import INVALID_API_KEY
 
 DEFAULT = "default"

@@ -15,7 +15,7 @@ from kafka import KafkaAdminClient
 
 from infra.kafka_jars import Lock, ensure_jars
 from infra.local_broker import LocalBroker
-from infra.settings import KafkaSettings
+from infra.settings_sections import KafkaSettings
 
 # Jars outlive the session: only the first run on a machine needs the network.
 SHARED_LIBS = Path(__file__).parent.parent / ".cachelane" / "test-kafka-libs"

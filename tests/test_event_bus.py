@@ -6,7 +6,7 @@ import pytest
 
 from controllers.errors import BusError
 from infra.event_bus import KafkaBus, ensure_topics, is_answering
-from infra.settings import KafkaSettings
+from infra.settings_sections import KafkaSettings
 
 
 def test_embedded_broker_must_be_resolved_first():

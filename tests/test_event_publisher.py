@@ -20,7 +20,7 @@ from controllers.events import (
 )
 from infra.event_bus_memory import MemoryBus
 from infra.event_publisher import EventPublisher, WorkerIdentity
-from infra.settings import EventSettings
+from infra.settings_sections import EventSettings
 
 UP = WorkerUp(num_blocks={"gpu": 8}, executor="scripted", version="1", salt_id="s", max_seq_len=64)
 H = hexes_of(range(1, 7))

@@ -8,15 +8,8 @@ from typing import Any
 import pytest
 
 from controllers.errors import SettingsError
-from infra.settings import (
-    ExecutorSettings,
-    ModelSettings,
-    Settings,
-    TenantSettings,
-    load_settings,
-    to_settings,
-    to_values,
-)
+from infra.settings import Settings, load_settings, to_settings, to_values
+from infra.settings_sections import ExecutorSettings, ModelSettings, TenantSettings
 
 SECTIONS = ", ".join(sorted(Settings.__struct_fields__))
 

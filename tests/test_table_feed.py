@@ -19,7 +19,7 @@ from controllers.events import (
 )
 from controllers.routing_table import RoutingTable
 from infra.event_bus_memory import MemoryBus
-from infra.settings import EventSettings
+from infra.settings_sections import EventSettings
 from infra.table_feed import FORGET_STRANGERS_S, RETRY_S, TableFeed
 
 UP = WorkerUp(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from infra.settings import KafkaSettings
+from infra.settings_sections import KafkaSettings
 from infra.topic_specs import topic_specs
 
 SETTINGS = KafkaSettings(

@@ -52,6 +52,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     tier: str = "default"  # label for events
     tenant: str = "default"  # label for events
     dp_rank: int = 0
+    adapter: str | None = None  # name of a LoRA adapter; its blocks are apart by `salt` already
+    service_rank: int = 0  # which waits first, where the executor itself orders what waits; 0 first
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
@@ -111,16 +113,20 @@ class Executor(Protocol):
         """End a request, free its slot and blocks by the next iteration. Unknown id: no effect."""
         ...
 
-    def drain_events(self, timeout_s: float) -> list[Event]:
-        """Cache events since the last call, in order; waits up to timeout_s for the first one.
+    def drain_events(self, timeout_s: float, dp_rank: int = 0) -> list[Event]:
+        """A rank's cache events since the last call, in order; waits up to timeout_s for one.
 
-        One thread only. Destroys what it returns. Never returns worker_up, load or snapshot: those
-        are the replica's. An overflow of the executor's buffer is a `Lost` event in its place.
+        One thread for each rank. Destroys what it returns. Never returns worker_up, load or
+        snapshot: those are the replica's. An overflow of the executor's buffer is a `Lost` event
+        in its place.
         """
         ...
 
-    def load(self) -> Load:
-        """Figures of now, clamped to what is possible. `iterations` are destroyed by reading."""
+    def load(self, dp_rank: int = 0) -> Load:
+        """A rank's figures of now, clamped to what is possible.
+
+        `iterations` are destroyed by reading.
+        """
         ...
 
     def check_health(self) -> None:

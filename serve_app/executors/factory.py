@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from controllers.errors import SettingsError
-from infra.settings import ExecutorSettings, Settings
+from infra.settings import Settings
+from infra.settings_sections import ExecutorSettings
 from serve_app.engine.build import EngineLimits
 from serve_app.engine.scripted_model import Timing
 from serve_app.executors.base import Executor

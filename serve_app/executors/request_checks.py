@@ -27,6 +27,8 @@ def check_request(request: GenerateRequest, vocab_size: int, max_seq_len: int) -
         )
     if request.dp_rank != 0:
         raise InvalidRequest("dp_rank", f"is {request.dp_rank}, this executor has only rank 0")
+    if request.adapter is not None:
+        raise InvalidRequest("model", f"this executor has no adapter {request.adapter!r}")
     for token_id in request.sampling.logit_bias:
         if not 0 <= token_id < vocab_size:
             raise InvalidRequest(

@@ -93,11 +93,11 @@ class ScriptedExecutor:
         """See Executor."""
         call_on(self._loop, self._streams.abort, request_id)
 
-    def drain_events(self, timeout_s: float) -> list[Event]:
+    def drain_events(self, timeout_s: float, dp_rank: int = 0) -> list[Event]:
         """See Executor."""
         return self._events.drain(timeout_s)
 
-    def load(self) -> Load:
+    def load(self, dp_rank: int = 0) -> Load:
         """See Executor."""
         if self._streams.is_ended:
             return idle_load(self._info)

@@ -20,7 +20,7 @@ from infra.event_producer import ProducerLimits
 from infra.kafka_jars import fetch_jars
 from infra.local_broker import BrokerPaths, LocalBroker
 from infra.local_broker_tansu import attach_local_broker, start_local_broker
-from infra.settings import KafkaSettings
+from infra.settings_sections import KafkaSettings
 from infra.topic_specs import topic_specs
 from tests.kafka_fixtures import TestBroker, fresh_settings, wait_until
 
