@@ -20,6 +20,7 @@ import yaml
 from controllers.errors import SettingsError
 from controllers.placement import PlacementSettings
 from controllers.retention import RetentionPolicy
+from controllers.service_tiers import TierPolicy
 from infra.settings_errors import explain
 from infra.settings_sections import (
     EventSettings,
@@ -33,6 +34,8 @@ from infra.settings_sections import (
 
 LOOPBACK_NAMES = "127.0.0.1,localhost,::1"
 ENV_PREFIX = "CACHELANE_"
+# These reach the ingress as user_config: changing them restarts no replica.
+POLICY_SECTIONS = ("routing", "retention", "tiers", "tenants")
 
 
 class Settings(Section, frozen=True):
@@ -42,6 +45,7 @@ class Settings(Section, frozen=True):
     events: EventSettings = EventSettings()
     routing: PlacementSettings = PlacementSettings()
     retention: RetentionPolicy = RetentionPolicy()
+    tiers: TierPolicy = TierPolicy()
     tenants: dict[str, TenantSettings] = msgspec.field(
         default_factory=lambda: {"default": TenantSettings()}
     )
@@ -158,6 +162,7 @@ def _check(settings: Settings) -> None:
     if len(keys) != len(set(keys)):
         raise SettingsError("tenants: an API key is given twice")
     settings.retention.check()
+    settings.tiers.check()
     _check_finite("", to_values(settings))
 
 

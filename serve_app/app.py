@@ -17,12 +17,11 @@ from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
 from ray.serve.schema import LoggingConfig
 
-from infra.settings import Settings, to_settings, to_values
+from infra.settings import POLICY_SECTIONS, Settings, to_settings, to_values
 from serve_app.ingress import Ingress
 from serve_app.replica import ExecutorReplica
 
 APP_NAME = "cachelane"
-POLICY_SECTIONS = ("routing", "retention", "tenants")
 ROUTER_CLASS = "serve_app.router:KvAwareRouter"
 
 # The gate in the replica bounds what waits; Serve's own limit must not refuse before it does.

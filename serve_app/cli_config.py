@@ -8,14 +8,12 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from infra.settings import Settings, load_settings, to_values
+from infra.settings import POLICY_SECTIONS, Settings, load_settings, to_values
 
 config = typer.Typer(help="Look at a settings file.", no_args_is_help=True)
 
 IMPORT_PATH = "serve_app.app:build"
 APP_NAME = "cachelane"
-# These reach the ingress as user_config: changing them restarts no replica.
-POLICY_SECTIONS = ("routing", "retention", "tenants")
 
 
 @config.command()

@@ -172,6 +172,8 @@ class Preparer:
     def _ask(self, terms: Terms, prompt: Prompt, suffix: str) -> Ask:
         info, num_tokens = terms.info, len(prompt.tokens)
         max_tokens = _max_tokens(prompt, terms.wanted, info.max_seq_len)
+        tiers = self._settings.tiers
+        tier = tiers.tier_of(terms.request_type)
         request = GenerateRequest(
             request_id=terms.request_id + suffix,
             token_ids=prompt.tokens.tobytes(),
@@ -180,13 +182,14 @@ class Preparer:
             salt=terms.salt,
             tier=terms.request_type,
             tenant=terms.tenant.name,
+            service_rank=tiers.rules[tier].rank,
         )
         return Ask(
             request=request,
             hashes=block_hashes(prompt.tokens, info.block_size, terms.salt),
             num_tokens=num_tokens,
             request_type=terms.request_type,
-            tier=terms.request_type,
+            tier=tier,
             tenant=terms.tenant.name,
             pinned_worker=terms.pinned_worker,
         )

@@ -182,20 +182,21 @@ def test_a_hopelessly_long_text_is_never_tokenized() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "header", "body", "expected"),
+    ("key", "header", "body", "expected", "tier", "rank"),
     [
-        (None, None, None, "interactive"),
-        ("k-acme", None, None, "agent"),
-        ("k-acme", "batch", None, "batch"),
-        (None, "batch", "oneoff", "oneoff"),
+        (None, None, None, "interactive", "interactive", 0),
+        ("k-acme", None, None, "agent", "standard", 1),
+        ("k-acme", "batch", None, "batch", "batch", 2),
+        (None, "batch", "oneoff", "oneoff", "standard", 1),
     ],
 )
 def test_where_the_request_type_comes_from(
-    key: str | None, header: str | None, body: str | None, expected: str
+    key: str | None, header: str | None, body: str | None, expected: str, tier: str, rank: int
 ) -> None:
     caller = Caller(f"Bearer {key}" if key else None, header)
     ask = only(chat(caller, request_type=body))
-    assert (ask.request_type, ask.tier, ask.request.tier) == (expected,) * 3
+    assert (ask.request_type, ask.request.tier) == (expected, expected)
+    assert (ask.tier, ask.request.service_rank) == (tier, rank)
 
 
 @pytest.mark.parametrize("given", ["nope", "", "Interactive"])
