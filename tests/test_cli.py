@@ -194,7 +194,7 @@ def test_the_serve_configuration() -> None:
     (application,) = found["applications"]
     ingress, executor = application["deployments"]
     assert application["import_path"] == "serve_app.app:build"
-    assert sorted(ingress["user_config"]) == ["retention", "routing", "tenants"]
+    assert sorted(ingress["user_config"]) == ["retention", "routing", "tenants", "tiers"]
     assert executor == {
         "name": "Executor",
         "num_replicas": 4,
