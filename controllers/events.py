@@ -133,6 +133,7 @@ class Load(msgspec.Struct, tag="load", frozen=True, kw_only=True, omit_defaults=
     cached_blocks: dict[str, int] = {}  # medium -> resident blocks, in use or reusable
     hit_tokens: int = 0  # prompt tokens reused since the engine's start
     prompt_tokens: int = 0  # prompt tokens admitted since the engine's start
+    is_stalled: bool = False  # a request's time ran out, and none got a token since
     iterations: list[Iteration] = []
 
 

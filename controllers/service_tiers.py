@@ -64,6 +64,10 @@ class TierPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def tier_of(self, request_type: str) -> str:
         return self.request_types.get(request_type, self.default)
 
+    def rule(self, tier: str) -> TierRule:
+        """Of the default tier for one that is gone: policies may change while requests wait."""
+        return self.rules.get(tier) or self.rules[self.default]
+
     def check(self) -> None:
         """Raises SettingsError for a tier that has no rule."""
         named = {"tiers.default": self.default}

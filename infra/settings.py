@@ -25,6 +25,7 @@ from infra.settings_errors import explain
 from infra.settings_sections import (
     EventSettings,
     ExecutorSettings,
+    FailoverSettings,
     HttpSettings,
     KafkaSettings,
     ModelSettings,
@@ -35,7 +36,7 @@ from infra.settings_sections import (
 LOOPBACK_NAMES = "127.0.0.1,localhost,::1"
 ENV_PREFIX = "CACHELANE_"
 # These reach the ingress as user_config: changing them restarts no replica.
-POLICY_SECTIONS = ("routing", "retention", "tiers", "tenants")
+POLICY_SECTIONS = ("routing", "retention", "tiers", "tenants", "failover")
 
 
 class Settings(Section, frozen=True):
@@ -46,6 +47,7 @@ class Settings(Section, frozen=True):
     routing: PlacementSettings = PlacementSettings()
     retention: RetentionPolicy = RetentionPolicy()
     tiers: TierPolicy = TierPolicy()
+    failover: FailoverSettings = FailoverSettings()
     tenants: dict[str, TenantSettings] = msgspec.field(
         default_factory=lambda: {"default": TenantSettings()}
     )

@@ -89,6 +89,13 @@ class TenantSettings(Section, frozen=True):
     default_request_type: str | None = None
 
 
+class FailoverSettings(Section, frozen=True):
+    """What happens to a request whose worker fails."""
+
+    max_attempts: Positive = 3  # on different workers, the first one included
+    resume_streams: bool = True  # go on elsewhere in mid-stream; False: the client gets an error
+
+
 class HttpSettings(Section, frozen=True):
     host: str = "127.0.0.1"
     port: Port = 8000

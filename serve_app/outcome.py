@@ -19,6 +19,7 @@ class Outcome:
 
     def __init__(self, ask: Ask, route: Route, clock: Callable[[], float]) -> None:
         self.ask = ask
+        self.current = ask  # what the next attempt runs: the request, or what is left of it
         self.route = route
         self.status = ""  # ok, cancelled or error, once it has ended
         self.failed_workers: set[str] = set()

@@ -182,7 +182,7 @@ class Preparer:
             salt=terms.salt,
             tier=terms.request_type,
             tenant=terms.tenant.name,
-            service_rank=tiers.rules[tier].rank,
+            service_rank=tiers.rule(tier).rank,
         )
         return Ask(
             request=request,

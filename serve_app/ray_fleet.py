@@ -15,18 +15,26 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError
 from ray.serve.exceptions import BackPressureError, RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from controllers.errors import CachelaneError, ExecutorDead, ExecutorError, NotReady, Overloaded
+from controllers.errors import (
+    CachelaneError,
+    ExecutorDead,
+    ExecutorError,
+    NotReady,
+    Overloaded,
+    RequestAborted,
+)
 from infra.settings import Settings
 from serve_app.executors.base import ExecutorInfo, TokenChunk
 from serve_app.fleet import Ask, Route
 from serve_app.outcome import Outcome
+from serve_app.resume import Progress
 from serve_app.routing import Routing
 from serve_app.wire import decode_answer
 
 logger = logging.getLogger(__name__)
 
-# A request that has not produced a token is tried on this many replicas.
-MAX_ATTEMPTS = 3
+# What a worker says or Ray raises when the request can be run by another worker.
+WORKER_FAILURES = (ActorDiedError, ActorUnavailableError, ExecutorDead, RequestAborted)
 # So long the replicas may take to say that they heard it; they publish later.
 ASK_TIMEOUT_S = 5.0
 
@@ -82,28 +90,39 @@ class RayFleet:
             self._routing.finish(outcome, "error")
 
     async def _attempts(self, outcome: Outcome) -> AsyncIterator[TokenChunk]:
-        request_id, route = outcome.ask.request.request_id, outcome.route
+        request_id, progress = outcome.ask.request.request_id, Progress(outcome.ask)
         refusal: Overloaded | None = None
-        for attempt in range(1, MAX_ATTEMPTS + 1):
-            has_started = False
+        failure: Exception | None = None
+        for _ in range(self._routing.failover.max_attempts):
             try:
                 async for chunk in self._one_attempt(request_id):
-                    has_started = True
-                    yield chunk
+                    yield progress.on_chunk(chunk)
                 return
             except Overloaded as error:
                 refusal = error  # nothing ran; another worker may have room
+                self._routing.failed(request_id, is_refusal=True)
             except NotReady as error:
-                raise refusal or error from None
-            except (ActorDiedError, ActorUnavailableError) as error:
+                if not progress.has_started:
+                    raise refusal or error from None
+                break
+            except WORKER_FAILURES as error:
+                failure = error
                 if outcome.is_complete:
                     return  # it died after the last chunk
-                if has_started or attempt == MAX_ATTEMPTS:
-                    raise ExecutorDead(f"worker {route.worker} died during the request") from error
-                logger.warning("request %s: worker %s died, trying again", request_id, route.worker)
-            self._routing.failed(request_id)
-        if refusal is not None:
+                logger.warning("request %s: %s: %s", request_id, outcome.route.worker, error)
+                self._routing.failed(request_id)
+                if progress.has_started and not self._go_on(outcome, progress):
+                    break
+        if failure is None and refusal is not None:
             raise refusal
+        raise ExecutorDead(f"worker {outcome.route.worker} died during the request") from failure
+
+    def _go_on(self, outcome: Outcome, progress: Progress) -> bool:
+        """Let the next attempt continue the client's stream; False if that cannot be."""
+        if not (self._routing.failover.resume_streams and progress.can_resume):
+            return False
+        outcome.current = progress.rest(self._routing.info().block_size)
+        return True
 
     async def _one_attempt(self, request_id: str) -> AsyncIterator[TokenChunk]:
         answers = self._stream.remote(request_id=request_id, call=b"")

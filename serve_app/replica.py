@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Any
 
+import msgspec
 from ray import serve
 
 from controllers.blocks import HASH_SCHEME
@@ -26,6 +28,7 @@ from serve_app.executors.factory import create_executor
 from serve_app.gate_keeper import GateKeeper
 from serve_app.members import worker_name
 from serve_app.model_files import model_path_on_this_node
+from serve_app.stall_watch import Patience, StallWatch
 from serve_app.wire import decode_call, encode_chunks, encode_failure
 
 logger = logging.getLogger(__name__)
@@ -38,15 +41,17 @@ MIN_SEND_INTERVAL_S = 0.004
 class RankSource:
     """One data-parallel rank of an executor, as its event publisher sees it."""
 
-    def __init__(self, executor: Executor, dp_rank: int) -> None:
+    def __init__(self, executor: Executor, watch: StallWatch, dp_rank: int) -> None:
         self._executor = executor
+        self._watch = watch
         self._dp_rank = dp_rank
 
     def drain_events(self, timeout_s: float) -> list[Event]:
         return self._executor.drain_events(timeout_s, self._dp_rank)
 
     def load(self) -> Load:
-        return self._executor.load(self._dp_rank)
+        load = self._executor.load(self._dp_rank)
+        return msgspec.structs.replace(load, is_stalled=self._watch.is_stalled)
 
 
 def _none_waiting() -> tuple[int, int]:
@@ -62,6 +67,7 @@ class ExecutorReplica:
         self._executor: Executor = create_executor(
             self._settings, str(model_path) if model_path else None
         )
+        self._watch = StallWatch(self._executor)
         self._gate = GateKeeper(self._executor.info, self._settings.executor.max_waiting_requests)
         self._replica = serve.get_replica_context().replica_id.unique_id
         bus = KafkaBus(self._settings.kafka)
@@ -77,7 +83,7 @@ class ExecutorReplica:
         info, settings = self._executor.info, self._settings
         worker = self._worker(dp_rank)
         return EventPublisher(
-            source=RankSource(self._executor, dp_rank),
+            source=RankSource(self._executor, self._watch, dp_rank),
             identity=WorkerIdentity(worker, self._replica, dp_rank, info.model, info.block_size),
             up=WorkerUp(
                 num_blocks=info.num_blocks,
@@ -111,12 +117,10 @@ class ExecutorReplica:
     async def _run(self, data: bytes) -> AsyncIterator[TokenChunk]:
         call = decode_call(data)
         async with self._gate.admit(call.request.request_id, call.uncached_tokens) as ticket:
-            stream = self._executor.generate(call.request)
-            try:
+            patience = Patience(call.first_token_timeout_s, call.inter_token_timeout_s)
+            async with aclosing(self._watch.generate(call.request, patience)) as stream:  # type: ignore[type-var]
                 async for chunk in stream:
                     yield ticket.on_chunk(chunk)
-            finally:
-                await stream.aclose()  # type: ignore[attr-defined]
 
     async def publish_snapshot(self, workers: list[str]) -> None:
         """Tell a table everything, of the workers it asked for that are here."""
@@ -139,6 +143,8 @@ class ExecutorReplica:
 
     def _check(self) -> None:
         self._executor.check_health()
+        if self._watch.is_stalled:
+            raise ExecutorDead("the executor takes requests and makes no tokens")
         for worker, publisher in self._publishers.items():
             if not publisher.is_alive():
                 raise ExecutorDead(f"the event thread of {worker} has ended")

@@ -23,8 +23,10 @@ from controllers.errors import BusError, ExecutorDead, NotReady
 from controllers.events import Load, encode
 from controllers.placement import Placement, Query
 from controllers.routing_table import RoutingTable
+from controllers.suspects import Suspects
 from infra.event_bus_base import Bus, Topics
 from infra.settings import Settings
+from infra.settings_sections import FailoverSettings
 from infra.table_feed import TableFeed
 from serve_app.describe import describe_feed, describe_routing, describe_workers
 from serve_app.executors.base import ExecutorInfo
@@ -38,6 +40,8 @@ logger = logging.getLogger(__name__)
 
 # Nobody waits for decision records: sent together they cost a fraction.
 DECISION_LINGER_S = 0.05
+# Serve needs about so long to find out that a replica is gone and to tell its routers.
+SUSPECTED_S = 5.0
 
 
 class Routing:
@@ -77,6 +81,7 @@ class Routing:
         self._members: dict[str, Member] = {}
         self._in_flight: dict[str, Outcome] = {}
         self._counters = RoutingCounters()
+        self._suspects = Suspects(SUSPECTED_S)
         self._ready_by: float | None = None  # set when the first member is seen
 
     def start(self, ask_for_snapshots: Callable[[list[str]], None]) -> None:
@@ -105,6 +110,10 @@ class Routing:
         if members and self._ready_by is None:
             self._ready_by = self._clock() + self._settings.events.ready_timeout_s
 
+    @property
+    def failover(self) -> FailoverSettings:
+        return self._settings.failover
+
     def info(self) -> ExecutorInfo:
         """Of any member: they are one deployment. Raises NotReady."""
         for member in self._members.values():
@@ -122,12 +131,15 @@ class Routing:
         excluded = {
             w for uid in refused if uid in self._members for w in self._members[uid].workers
         }
+        excluded |= outcome.failed_workers
+        now, usable = self._clock(), set(self._workers()) - excluded
         with self._lock:
+            suspected = self._suspects.among(usable, now)
             placed = self._placement.choose(
-                query_of(outcome.ask),
+                query_of(outcome.current),
                 self._feed.table,
-                self._clock(),
-                exclude=excluded | outcome.failed_workers,
+                now,
+                exclude=excluded | suspected,
             )
         outcome.on_placed(placed)
         return replica_of(placed.worker)
@@ -142,20 +154,33 @@ class Routing:
     def encode_call(self, request_id: str) -> bytes:
         """What the chosen replica receives."""
         outcome = self._in_flight[request_id]
-        uncached = outcome.ask.num_tokens - outcome.route.predicted_cached_tokens
-        dp_rank = dp_rank_of(outcome.route.worker)
-        request = msgspec.structs.replace(outcome.ask.request, dp_rank=dp_rank)
-        return encode_call(Call(request, uncached))
+        ask, tier = outcome.current, self._settings.tiers.rule(outcome.ask.tier)
+        return encode_call(
+            Call(
+                request=msgspec.structs.replace(
+                    ask.request, dp_rank=dp_rank_of(outcome.route.worker)
+                ),
+                uncached_tokens=ask.num_tokens - outcome.route.predicted_cached_tokens,
+                first_token_timeout_s=tier.first_token_timeout_s,
+                inter_token_timeout_s=tier.inter_token_timeout_s,
+            )
+        )
 
-    def failed(self, request_id: str) -> None:
-        """The worker of this attempt died; the next attempt must go elsewhere."""
+    def failed(self, request_id: str, is_refusal: bool = False) -> None:
+        """The worker of this attempt failed; the next attempt must go elsewhere.
+
+        So do other requests for a while, unless it only refused.
+        """
         outcome = self._in_flight[request_id]
         outcome.failed_workers.add(outcome.route.worker)
         with self._lock:
+            if not is_refusal:
+                self._suspects.fail(outcome.route.worker, self._clock())
             self._placement.release(request_id, self._clock(), 0)
 
     def first_token(self, request_id: str) -> None:
         with self._lock:
+            self._suspects.clear(self._in_flight[request_id].route.worker)
             self._placement.first_token(request_id, self._clock())
 
     def finish(self, outcome: Outcome, status: str) -> None:
@@ -202,6 +227,8 @@ class Routing:
 
     def _on_load(self, worker: str, load: Load, now: float) -> None:
         with self._lock:
+            if load.is_stalled:
+                self._suspects.fail(worker, now)
             self._placement.on_load(worker, load, now)
 
     def describe(self) -> dict[str, Any]:

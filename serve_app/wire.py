@@ -15,10 +15,15 @@ from serve_app.executors.base import GenerateRequest, TokenChunk
 
 
 class Call(msgspec.Struct, frozen=True, array_like=True, tag="call"):
-    """`uncached_tokens`: prompt tokens the router expects the worker to compute (for its gate)."""
+    """`uncached_tokens`: prompt tokens the router expects the worker to compute (for its gate).
+
+    The times say how long the executor may take for the first token and between two, in s.
+    """
 
     request: GenerateRequest
     uncached_tokens: int
+    first_token_timeout_s: float
+    inter_token_timeout_s: float
 
 
 class Chunks(msgspec.Struct, frozen=True, array_like=True, tag="chunks"):

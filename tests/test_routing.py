@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from controllers.errors import NotReady
+from controllers.events import Load
 from controllers.placement import PlacementSettings
 from serve_app import routing
 from serve_app.executors.base import TokenChunk
@@ -12,6 +13,14 @@ from serve_app.wire import Call, decode_call
 from tests.routing_rig import INFO, Rig, ask, settings
 
 TOKENS = list(range(100, 120))  # 5 blocks
+LOAD = Load(
+    num_active=0,
+    num_queued=0,
+    queued_prefill_tokens=0,
+    decode_tokens=0,
+    used_blocks={"gpu": 0},
+    total_blocks={"gpu": 1000},
+)
 
 
 def test_a_prefix_pulls_its_next_turn_to_its_worker() -> None:
@@ -32,7 +41,25 @@ def test_the_call_carries_the_request_its_rank_and_what_is_left_to_compute() -> 
     wanted = ask("q", [*TOKENS, 1, 2, 3])
     rig.routing.begin(wanted, Route())
     rig.routing.place("q")
-    assert decode_call(rig.routing.encode_call("q")) == Call(wanted.request, 3)
+    assert decode_call(rig.routing.encode_call("q")) == Call(wanted.request, 3, 120.0, 60.0)
+
+
+def test_a_stalled_worker_is_left_out_while_others_can_work() -> None:
+    rig = Rig("a", "b")
+    rig.up("a-0", "b-0")
+    rig.store("b-0", TOKENS)
+    rig.publish("b-0", LOAD, msgspec.structs.replace(LOAD, is_stalled=True))
+    rig.read()
+    rig.routing.begin(ask("q", TOKENS), Route())
+    assert rig.routing.place("q") == "a"
+    rig.now += 5.0
+    assert rig.routing.place("q") == "b"
+    rig.publish("a-0", msgspec.structs.replace(LOAD, is_stalled=True))
+    rig.publish("b-0", msgspec.structs.replace(LOAD, is_stalled=True))
+    rig.read()
+    assert rig.routing.place("q") == "b"
+    rig.routing.first_token("q")
+    assert rig.routing.place("q") == "b"
 
 
 def test_a_failed_worker_is_not_tried_again_by_the_same_request() -> None:

@@ -23,7 +23,8 @@ def test_what_is_given_replaces_or_joins() -> None:
     )
     assert sorted(policy.rules) == ["batch", "interactive", "night", "standard"]
     assert (policy.tier_of("agent"), policy.tier_of("report")) == ("batch", "night")
-    assert policy.rules["batch"].rank == 5
+    assert policy.rule("batch").rank == 5
+    assert policy.rule("gone since").rank == 9
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def test_a_call_comes_back_as_it_was() -> None:
         tier="chat",
         tenant="t",
     )
-    call = Call(request, 17)
+    call = Call(request, 17, 120.0, 60.0)
     assert decode_call(encode_call(call)) == call
 
 

@@ -42,7 +42,7 @@ class Block:
         self.expires_at: float | None = None
         self.queue: int | None = None  # its free queue; None: in use
         self.parent: Block | None = None
-        self.key = b""  # its tokens, little-endian uint32
+        self.key = b""  # its tokens, as `token_keys` compares them
         self.block_hash: int | None = None
         self.children: dict[bytes, Block] = {}
         self.child_keys: list[bytes] = []  # sorted: the best partial match is a neighbour
@@ -51,9 +51,12 @@ class Block:
     def is_reusable(self) -> bool:
         return self.parent is not None
 
-    @property
-    def num_tokens(self) -> int:
-        return len(self.key) // 4
+    def use(self, retention_priority: int | None, duration_s: float | None) -> None:
+        """One more user. A priority of None changes nothing, a duration of None ends the old one."""
+        self.ref_count += 1
+        self.duration_s = duration_s
+        if retention_priority is not None:
+            self.retention_priority = retention_priority
 
     def add_child(self, key: bytes, block_hash: int, child: Block) -> None:
         child.parent, child.key, child.block_hash = self, key, block_hash
@@ -71,4 +74,4 @@ class Block:
 
     def __repr__(self) -> str:
         place = f"{MEDIUM_OF_LEVEL[self.level]}:{self.slot}"
-        return f"Block({self.block_id}, {place}, refs={self.ref_count}, tokens={self.num_tokens})"
+        return f"Block({self.block_id}, {place}, refs={self.ref_count}, {len(self.key)} key bytes)"

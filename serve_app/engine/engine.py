@@ -166,7 +166,7 @@ class Engine:
 
     def _advance(self, seq: Sequence, sample: Sampled, now: float) -> Output:
         """One more token, or the end."""
-        is_first = seq.index == 0 and not seq.num_generated
+        is_first = seq.index == 0 and seq.num_generated == seq.request.num_resumed
         finish_reason = self._finish_reason(seq, sample.token_id)
         is_stop = finish_reason == "stop"
         if not is_stop:

@@ -6,6 +6,9 @@ The engine's thread collects the events of one step and hands them over with `fl
 thread drains. When more than `size` events wait, the oldest are dropped and a `Lost` that names
 their numbers stands in their place, followed by the blocks that were removed in what was dropped:
 a reader that misses a stored block loses a hit, one that misses a removal believes in it for ever.
+
+Removals wait for the next stored event or the end of the step and share an event: nothing else
+can speak of a block that is gone.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 
-from controllers.events import Event, Lost, Removed, Stored, Updated, hex_of
+from controllers.events import Event, Lost, Removed, Stored, Updated, hex_of, hexes_of
 
 MAX_MERGED_HASHES = 256  # bounds the size of one event
 
@@ -24,6 +27,7 @@ class EventBuffer:
     def __init__(self, size: int) -> None:
         self._size = size
         self._step: list[Event] = []
+        self._removed: list[int] = []  # in this step, not in an event yet
         self._waiting: deque[Event] = deque()
         self._first_id = 0  # number of the oldest waiting event
         self._lost_from: int | None = None
@@ -33,15 +37,11 @@ class EventBuffer:
         self._changed = threading.Condition()
 
     def stored(self, event: Stored) -> None:
+        self._tell_removed()
         self._step.append(event)
 
     def removed(self, block_hash: int) -> None:
-        """Consecutive removals share an event."""
-        last = self._step[-1] if self._step else None
-        if isinstance(last, Removed) and len(last.hashes) < MAX_MERGED_HASHES:
-            last.hashes.append(hex_of(block_hash))
-        else:
-            self._step.append(Removed(hashes=[hex_of(block_hash)]))
+        self._removed.append(block_hash)
 
     def moved(self, block_hash: int, old_medium: str, medium: str) -> None:
         self._update(block_hash, Updated(hashes=[], medium=medium, old_medium=old_medium))
@@ -52,6 +52,7 @@ class EventBuffer:
 
     def flush(self) -> None:
         """Makes the step's events visible to `drain`."""
+        self._tell_removed()
         if not self._step:
             return
         with self._changed:
@@ -82,6 +83,12 @@ class EventBuffer:
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
+
+    def _tell_removed(self) -> None:
+        for start in range(0, len(self._removed), MAX_MERGED_HASHES):
+            hashes = hexes_of(self._removed[start : start + MAX_MERGED_HASHES])
+            self._step.append(Removed(hashes=hashes))
+        self._removed.clear()
 
     def _drop_oldest(self) -> None:
         if self._lost_from is None:

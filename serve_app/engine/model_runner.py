@@ -30,6 +30,7 @@ class ModelRunner:
         if not isinstance(sampler, Sampler):
             stop_ids = sorted(token for token in seq.stop_ids if token < self._model.vocab_size)
             sampler = seq.sampler_state = Sampler(_sampling_of(seq), tuple(stop_ids))
+            sampler.resume(seq.tokens[seq.num_prompt_tokens :])
         return sampler
 
 

@@ -42,7 +42,10 @@ class Sampling(Protocol):
 
 
 class Request(Protocol):
-    """One prompt, `sampling.n` sequences. `token_ids` are little-endian uint32."""
+    """One prompt, `sampling.n` sequences. `token_ids` are little-endian uint32.
+
+    The last `num_resumed` of them are the beginning of the reply.
+    """
 
     @property
     def request_id(self) -> str: ...
@@ -58,3 +61,5 @@ class Request(Protocol):
     def tier(self) -> str: ...
     @property
     def tenant(self) -> str: ...
+    @property
+    def num_resumed(self) -> int: ...

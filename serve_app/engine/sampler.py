@@ -9,7 +9,7 @@ its seed alone: never on what else runs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -72,14 +72,29 @@ class Sampler:
         self._num_tokens = 0
         self._generator = np.random.default_rng(_unsigned(sampling.seed))
 
+    def resume(self, token_ids: Iterable[int]) -> None:
+        """Go on behind tokens chosen by another sampler of the same settings."""
+        for token_id in token_ids:
+            self._count(token_id)
+            if self._is_drawn:
+                self._generator.random()
+
     def sample(self, logits: FloatArray) -> Sampled:
         """Chooses from logits (vocab,), which stay unchanged, and remembers the choice."""
         token_id = self._choose(self._adjusted(logits))
-        self._counts[token_id] = self._counts.get(token_id, 0) + 1
-        self._num_tokens += 1
+        self._count(token_id)
         if self.sampling.logprobs is None:
             return Sampled(token_id, None)
         return Sampled(token_id, logprobs_of(logits, token_id, self.sampling.logprobs))
+
+    @property
+    def _is_drawn(self) -> bool:
+        """Whether a choice takes a random number."""
+        return self.sampling.temperature >= GREEDY_BELOW and self.sampling.top_k != 1
+
+    def _count(self, token_id: int) -> None:
+        self._counts[token_id] = self._counts.get(token_id, 0) + 1
+        self._num_tokens += 1
 
     def _adjusted(self, logits: FloatArray) -> FloatArray:
         sampling = self.sampling
@@ -99,7 +114,7 @@ class Sampler:
 
     def _choose(self, logits: FloatArray) -> int:
         sampling = self.sampling
-        if sampling.temperature < GREEDY_BELOW or sampling.top_k == 1:
+        if not self._is_drawn:
             return int(np.argmax(logits))
         weights = np.exp((logits - logits.max()) / np.float32(sampling.temperature))
         if not (sampling.top_k or sampling.top_p < 1.0 or sampling.min_p > 0.0):

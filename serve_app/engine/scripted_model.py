@@ -59,7 +59,7 @@ class ScriptedModel:
 
 def _start(seq: Sequence) -> int:
     """Where in the text a reply begins: by the prompt, and by seed and index if not greedy."""
-    prompt = zlib.crc32(seq.request.token_ids)
+    prompt = zlib.crc32(seq.token_bytes(0, seq.num_prompt_tokens))
     sampling = seq.request.sampling
     if sampling.temperature == 0:
         return prompt % len(TEXT)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from serve_app.engine.block import GPU, HOST, MEDIUM_OF_LEVEL, Block
-from serve_app.engine.event_buffer import EventBuffer
+from serve_app.engine.event_sink import EventSink
 from serve_app.engine.eviction import EvictionPolicy
 from serve_app.engine.reuse_tree import ReuseTree
 
@@ -39,7 +39,7 @@ class Tiers:
         num_gpu_blocks: int,
         num_host_blocks: int,
         storage: Storage,
-        events: EventBuffer,
+        events: EventSink,
         min_offload_priority: int,
     ) -> None:
         self.tree = ReuseTree(block_size)

@@ -27,6 +27,10 @@ def check_request(request: GenerateRequest, vocab_size: int, max_seq_len: int) -
         )
     if request.dp_rank != 0:
         raise InvalidRequest("dp_rank", f"is {request.dp_rank}, this executor has only rank 0")
+    if not 0 <= request.num_resumed < min(len(tokens), max(1, request.sampling.max_tokens)):
+        raise InvalidRequest("num_resumed", f"is {request.num_resumed}, not within the reply")
+    if request.num_resumed and request.sampling.n != 1:
+        raise InvalidRequest("num_resumed", "only a request for one sequence can be resumed")
     if request.adapter is not None:
         raise InvalidRequest("model", f"this executor has no adapter {request.adapter!r}")
     for token_id in request.sampling.logit_bias:

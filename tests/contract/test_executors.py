@@ -10,6 +10,7 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from controllers.blocks import as_token_array, block_hashes
@@ -470,3 +471,35 @@ async def test_close_wakes_the_drain(executor: Executor) -> None:
     await asyncio.sleep(0)
     executor.close()
     assert await waiting == []
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"presence_penalty": 1.5, "frequency_penalty": 0.5},
+        {"temperature": 1.0, "seed": 7},
+    ],
+)
+async def test_a_resumed_request_goes_on_as_if_undisturbed(
+    executor: Executor, options: dict[str, Any]
+) -> None:
+    whole = await tokens_of(executor, ask("whole", prompt_of(20), max_tokens=12, **options))
+    rest = ask("rest", [*prompt_of(20), *whole[:5]], max_tokens=12, **options)
+    chunks = await collect(executor, msgspec.structs.replace(rest, num_resumed=5))
+    assert joined(chunks) == whole[5:]
+    assert chunks[-1].finish_reason == "length"
+    assert chunks[0].cached_tokens == chunks[-1].cached_tokens
+    assert_zero(await idle_load(executor))
+
+
+@pytest.mark.parametrize(
+    ("num_resumed", "n", "max_tokens"), [(3, 1, 3), (20, 1, 30), (-1, 1, 30), (3, 2, 30)]
+)
+async def test_what_cannot_be_resumed(
+    executor: Executor, num_resumed: int, n: int, max_tokens: int
+) -> None:
+    request = ask("q", prompt_of(20), n=n, max_tokens=max_tokens)
+    with pytest.raises(InvalidRequest, match="num_resumed"):
+        await collect(executor, msgspec.structs.replace(request, num_resumed=num_resumed))
+    assert_zero(executor.load())
