@@ -35,6 +35,12 @@ class ScriptedSettings(Section, frozen=True):
     prefill_ms: Annotated[float, Meta(ge=0)] = 0.0  # fixed part of an iteration with new tokens
     prefill_ms_per_token: Annotated[float, Meta(ge=0)] = 0.0
     decode_ms: Annotated[float, Meta(ge=0)] = 0.0  # one iteration that only decodes
+    # Failures for rehearsals: a prompt with the text makes the replica that runs it die, hang for
+    # ever, or take `slow_factor` times as long from then on.
+    die_on: NotEmpty | None = None
+    hang_on: NotEmpty | None = None
+    slow_on: NotEmpty | None = None
+    slow_factor: Annotated[float, Meta(ge=1)] = 10.0
 
 
 class ExecutorSettings(Section, frozen=True):
@@ -103,3 +109,13 @@ class HttpSettings(Section, frozen=True):
     max_body_bytes: Positive = 8_000_000
     max_ongoing_requests: Positive = 1000  # of one ingress replica
     request_timeout_s: Seconds | None = None
+
+
+class GrpcSettings(Section, frozen=True):
+    """Every ingress replica of a node listens on the same port."""
+
+    enabled: bool = False
+    host: str = "127.0.0.1"
+    port: Port = 8001
+    max_message_bytes: Positive = 8_000_000  # of a request
+    max_ongoing_requests: Positive = 1000  # of one ingress replica

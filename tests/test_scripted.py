@@ -56,12 +56,14 @@ def test_duration_of_a_step() -> None:
     assert timing.duration_s([decode, Scheduled(prompt, 10, False)]) == 0.007
 
 
-async def test_pretended_time_passes() -> None:
-    executor = make(timing=Timing(prefill_ms=4.0, decode_ms=2.0), faults=Faults(slow_factor=2.0))
-    started_at = asyncio.get_running_loop().time()
-    assert len(await tokens_of(executor, "a", max_tokens=5)) == 5
-    took_ms = (asyncio.get_running_loop().time() - started_at) * 1000
-    assert took_ms > 2 * (4.0 + 4 * 2.0) - 1  # timers may fire early by the clock's resolution
+async def test_pretended_time_passes_slower_after_a_marker() -> None:
+    faults = Faults(slow_on=MARKER, slow_factor=4.0)
+    executor = make(timing=Timing(prefill_ms=4.0, decode_ms=2.0), faults=faults)
+    for prompt, factor in ((PROMPT, 1), (list(b"now boom"), 4), (PROMPT, 4)):
+        started_at = asyncio.get_running_loop().time()
+        assert len(await tokens_of(executor, "a", prompt=prompt, max_tokens=5)) == 5
+        took_ms = (asyncio.get_running_loop().time() - started_at) * 1000
+        assert took_ms > factor * (4.0 + 4 * 2.0) - 1  # timers fire early by the clock's resolution
 
 
 async def test_an_abort_while_time_passes_waits_for_the_step() -> None:

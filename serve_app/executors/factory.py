@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from controllers.blocks import as_token_array
 from controllers.errors import SettingsError
 from infra.settings import Settings
-from infra.settings_sections import ExecutorSettings
+from infra.settings_sections import ExecutorSettings, ScriptedSettings
 from serve_app.engine.build import EngineLimits
 from serve_app.engine.scripted_model import Timing
 from serve_app.executors.base import Executor
 from serve_app.executors.local import LocalExecutor
-from serve_app.executors.scripted import ScriptedExecutor
-from serve_app.tokenizer import ByteTokenizer, load_tokenizer
+from serve_app.executors.scripted import Faults, ScriptedExecutor
+from serve_app.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
 
 
 def create_executor(settings: Settings, model_path: str | None) -> Executor:
@@ -32,7 +33,11 @@ def create_executor(settings: Settings, model_path: str | None) -> Executor:
         name = settings.model.name or "scripted"
         tokenizer = load_tokenizer(Path(model_path)) if model_path else ByteTokenizer()
         return ScriptedExecutor(
-            limits, timing=timing, model_name=name, vocab_size=tokenizer.vocab_size
+            limits,
+            timing=timing,
+            faults=_faults_of(scripted, tokenizer),
+            model_name=name,
+            vocab_size=tokenizer.vocab_size,
         )
     if model_path is None:
         raise SettingsError("model.path: the local executor needs a GGUF file")
@@ -41,6 +46,18 @@ def create_executor(settings: Settings, model_path: str | None) -> Executor:
         limits,
         model_name=settings.model.name,
         num_threads=executor.num_threads,
+    )
+
+
+def _faults_of(scripted: ScriptedSettings, tokenizer: Tokenizer) -> Faults:
+    def marker(text: str | None) -> bytes | None:
+        return None if text is None else as_token_array(tokenizer.encode(text)).tobytes()
+
+    return Faults(
+        die_on=marker(scripted.die_on),
+        hang_on=marker(scripted.hang_on),
+        slow_on=marker(scripted.slow_on),
+        slow_factor=scripted.slow_factor,
     )
 
 

@@ -40,11 +40,12 @@ MAX_LAG_S = 0.1  # a loop that lags more than this does not catch up
 
 @dataclass(frozen=True)
 class Faults:
-    """What to do wrong, for tests. A marker is token bytes anywhere in a prompt."""
+    """What to do wrong, for rehearsals. A marker is token bytes anywhere in a prompt."""
 
     die_on: bytes | None = None  # the executor dies when such a prompt would start
     hang_on: bytes | None = None  # it stops for ever, silently
-    slow_factor: float = 1.0  # on the pretended time
+    slow_on: bytes | None = None  # its pretended time is longer from then on
+    slow_factor: float = 1.0
 
 
 NO_TIMING = Timing()
@@ -72,6 +73,7 @@ class ScriptedExecutor:
         self._info = info_of(limits, "scripted", model_name, limits.seq_len(MAX_SEQ_LEN))
         self._timing = timing
         self._faults = faults
+        self._slowness = 1.0
         self._vocab_size = vocab_size
         self._hang_timeout_s = hang_timeout_s
         self._streams = Streams()
@@ -157,7 +159,9 @@ class ScriptedExecutor:
 
     def _end_step_later(self, step: list[Scheduled]) -> None:
         assert self._loop is not None
-        duration_s = self._timing.duration_s(step) * self._faults.slow_factor
+        if _has_marker(step, self._faults.slow_on):
+            self._slowness = self._faults.slow_factor
+        duration_s = self._timing.duration_s(step) * self._slowness
         if not duration_s:
             self._end_step(step)
             return

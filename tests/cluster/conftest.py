@@ -21,11 +21,23 @@ SCRIPTED: dict[str, Any] = {
         "max_batch_size": 8,
         "max_waiting_requests": 20,
         # Slow enough that a request can be caught while it runs.
-        "scripted": {"prefill_ms": 1.0, "prefill_ms_per_token": 0.02, "decode_ms": 2.0},
+        "scripted": {
+            "prefill_ms": 1.0,
+            "prefill_ms_per_token": 0.02,
+            "decode_ms": 2.0,
+            "hang_on": "please hang",
+            "slow_on": "please be slow",
+            "slow_factor": 20.0,
+        },
     },
     # Snapshots come when they are asked for, not by themselves.
     "events": {"load_interval_s": 0.2, "heartbeat_timeout_s": 1.5, "snapshot_interval_s": 3600},
     "http": {"num_ingress": 2},
+    "retention": {"request_types": {"hasty": {}}},
+    "tiers": {
+        "rules": {"hasty": {"rank": 0, "first_token_timeout_s": 1.0}},
+        "request_types": {"hasty": "hasty"},
+    },
 }
 
 
