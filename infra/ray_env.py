@@ -60,6 +60,10 @@ def ray_environment(state_dir: Path) -> dict[str, str]:
         "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(fallback_port),
         # The default of 4 MiB is less than a long prompt's token ids.
         "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(MAX_MESSAGE_BYTES),
+        # Serve looks after HAProxy as slowly as after a proxy of its own: half a minute by default.
+        "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
+        "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "2",
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "2",
         **_haproxy(ray_dir(state_dir) / "h", metrics_port, stats_port),
         **_replica_ports(state_dir),
     }
