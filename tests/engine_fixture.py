@@ -41,19 +41,20 @@ def prompt_of(num_tokens: int, seed: int = 1) -> list[int]:
     return [int(t) for t in np.random.default_rng(seed).integers(0, VOCAB, num_tokens)]
 
 
-def plain_greedy(prompt: Seq[int], num_tokens: int = 12) -> list[int]:
-    """Full attention over everything, for every token: no cache at all."""
+def plain_greedy(prompt: Seq[int], num_tokens: int = 12, window: int | None = None) -> list[int]:
+    """Attention over everything (in the window), for every token: no cache at all."""
     tokens = list(prompt)
     for _ in range(num_tokens):
-        tokens.append(int(plain_logits(TENSORS, tokens)[-1].argmax()))
+        tokens.append(int(plain_logits(TENSORS, tokens, window=window)[-1].argmax()))
     return tokens[len(prompt) :]
 
 
-def tiny_model(directory: Path, limits: EngineLimits) -> NumpyModel:
+def tiny_model(directory: Path, limits: EngineLimits, window: int | None = None) -> NumpyModel:
     """Its pool is full of noise: what a free block still holds must not matter."""
     limit_blas_threads(1)
+    changes = {"llama.context_length": CONTEXT, "llama.attention.sliding_window": window}
     model = NumpyModel.load(
-        write_tiny_llama(directory / "tiny.gguf", TENSORS, **{"llama.context_length": CONTEXT}),
+        write_tiny_llama(directory / "tiny.gguf", TENSORS, **changes),
         block_size=limits.block_size,
         num_blocks=limits.num_gpu_blocks,
         num_host_blocks=limits.num_host_blocks,
@@ -65,7 +66,13 @@ def tiny_model(directory: Path, limits: EngineLimits) -> NumpyModel:
 class EngineRun:
     """An engine with no end token, and everything that came out of it."""
 
-    def __init__(self, directory: Path, eos_ids: Seq[int] = (), **limits: Any) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        eos_ids: Seq[int] = (),
+        window: int | None = None,
+        **limits: Any,
+    ) -> None:
         self.limits = EngineLimits(
             **{
                 "block_size": BLOCK,
@@ -75,13 +82,14 @@ class EngineRun:
                 **limits,
             }
         )
-        model = tiny_model(directory, self.limits)
+        model = tiny_model(directory, self.limits, window)
         self.engine, self._events = build_engine(
             self.limits,
             ModelRunner(model),
             model.pool,
             model_max_seq_len=model.max_seq_len,
             eos_ids=eos_ids,
+            attention_window=model.attention_window,
         )
         self.outputs: list[Output] = []
 

@@ -2,110 +2,37 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
-from controllers.events import Removed, Stored, Updated, WorkerUp
-from controllers.mirror import Mirror
-from serve_app.engine.block import GPU, HOST, MEDIUM_OF_LEVEL, Block
-from serve_app.engine.sequence import Sequence
+from controllers.events import Removed, Stored, Updated
+from serve_app.engine.block import GPU, HOST
 from tests.cache_fixture import Cache, ids
-
-UP = WorkerUp(num_blocks={}, executor="", version="", salt_id="", max_seq_len=1)
-
-
-class History:
-    """Random prompts that share prefixes, with random retention, ended in random order."""
-
-    def __init__(self, seed: int, num_host_blocks: int) -> None:
-        self.random = random.Random(seed)
-        self.cache = Cache(12, num_host_blocks)
-        self.mirror = Mirror()
-        self.live: list[Sequence] = []
-        self.num_refused = 0
-
-    def play(self, num_moves: int) -> None:
-        for _ in range(num_moves):
-            self.cache.now += self.random.random()
-            self.cache.manager.expire(self.cache.now)
-            self.random.choice([self.add, self.add, self.grow, self.store, self.end])()
-            self.check()
-        while self.live:
-            self.end()
-        self.check()
-
-    def add(self) -> None:
-        prefix = [0] * self.random.randrange(10)
-        own = [self.random.randrange(2) for _ in range(self.random.randrange(1, 9))]
-        duration_s = self.random.choice([None, 1.0, 3.0])
-        ranges = [(0, None, self.random.choice([0, 35, 60, 100]), duration_s)]
-        seq = self.cache.try_add(
-            prefix + own,
-            ranges=ranges if self.random.random() < 0.7 else (),
-            decode=(self.random.choice([10, 35, 80]), duration_s),
-            salt=self.random.randrange(2),
-        )
-        if seq is None:
-            self.num_refused += 1
-        else:
-            self.live.append(seq)
-
-    def grow(self) -> None:
-        if self.live and self.cache.num_free:
-            self.cache.generate(self.random.choice(self.live), self.random.randrange(2))
-
-    def store(self) -> None:
-        if self.live:
-            seq = self.random.choice(self.live)
-            self.cache.manager.store_full(seq, seq.num_prompt_tokens)
-
-    def end(self) -> None:
-        if self.live:
-            seq = self.live.pop(self.random.randrange(len(self.live)))
-            self.cache.remove(seq)
-
-    def check(self) -> None:
-        self.check_events()
-        for seq in self.live:
-            self.cache.check_kv(seq, len(seq.tokens))
-        used = {block.block_id for seq in self.live for block in seq.blocks}
-        assert self.cache.manager.used_blocks["gpu"] == len(used)
-        held = {(block.level, block.slot) for seq in self.live for block in seq.blocks}
-        assert len(held) == len(used)
-
-    def check_events(self) -> None:
-        """The events alone tell the whole content of the cache."""
-        for event in self.cache.drain():
-            self.mirror.apply(event)
-        assert self.told() == {
-            _hex(block): (
-                _hex(block.parent),
-                MEDIUM_OF_LEVEL[block.level],
-                block.retention_priority,
-            )
-            for block in self.cache.manager.reusable_blocks()
-        }
-
-    def told(self) -> dict[str, tuple[str, str, int]]:
-        """Parent, medium and retention priority by hash, as a reader of the events knows them."""
-        [part] = self.mirror.snapshot(UP, 0, max_blocks=1000)
-        blocks = part.blocks
-        columns = zip(blocks.parents, blocks.mediums, blocks.retention_priority, strict=True)
-        return dict(zip(blocks.hashes, columns, strict=True))
-
-
-def _hex(block: Block | None) -> str:
-    return "" if block is None or block.block_hash is None else f"{block.block_hash:016x}"
+from tests.cache_history import History
 
 
 @pytest.mark.parametrize("num_host_blocks", [0, 1, 5])
 @pytest.mark.parametrize("seed", range(6))
 def test_any_history(seed: int, num_host_blocks: int) -> None:
-    history = History(seed, num_host_blocks)
+    play(seed, Cache(12, num_host_blocks))
+
+
+@pytest.mark.parametrize("num_host_blocks", [0, 5])
+@pytest.mark.parametrize("seed", range(6))
+def test_any_history_with_a_sliding_window(seed: int, num_host_blocks: int) -> None:
+    play(seed, Cache(12, num_host_blocks, window=6))
+
+
+@pytest.mark.parametrize("window", [None, 12])
+@pytest.mark.parametrize("seed", range(6))
+def test_any_history_with_several_windows(seed: int, window: int | None) -> None:
+    play(seed, Cache(12, 4, window=window, small=[(8, 10, 2), (5, 9, 0)]))
+
+
+def play(seed: int, cache: Cache) -> None:
+    history = History(seed, cache)
     history.play(150)
     assert history.num_refused > 0
-    assert history.cache.num_free == 12
+    assert cache.num_free == 12
 
 
 def test_a_full_cache_refuses_and_changes_nothing() -> None:

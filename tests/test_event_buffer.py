@@ -15,7 +15,7 @@ def stored(block_hash: int) -> Stored:
     return Stored(parent=None, hashes=[hex_of(block_hash)], num_tokens=[4], retention_priority=[35])
 
 
-def test_consecutive_changes_of_one_kind_share_an_event() -> None:
+def test_changes_of_one_kind_share_an_event() -> None:
     buffer = EventBuffer(10)
     buffer.removed(1)
     buffer.removed(2)
@@ -28,10 +28,10 @@ def test_consecutive_changes_of_one_kind_share_an_event() -> None:
     buffer.removed(8)
     buffer.flush()
     assert buffer.drain(0) == [
-        Removed(hashes=[hex_of(1), hex_of(2)]),
         Updated(hashes=[hex_of(3), hex_of(4)], medium="host", old_medium="gpu"),
         Updated(hashes=[hex_of(4)], medium="gpu", old_medium="host"),
         Updated(hashes=[hex_of(5), hex_of(6)], retention_priority=35, old_retention_priority=80),
+        Removed(hashes=[hex_of(1), hex_of(2)]),
         stored(7),
         Removed(hashes=[hex_of(8)]),
     ]

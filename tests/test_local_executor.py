@@ -39,6 +39,10 @@ class HeldModel:
         return self._model.max_seq_len
 
     @property
+    def attention_window(self) -> int | None:
+        return self._model.attention_window
+
+    @property
     def pool(self) -> KvPool:
         return self._model.pool
 

@@ -75,12 +75,14 @@ def plain_logits(
     head_dim: int = HEAD_DIM,
     rope_base: float = ROPE_BASE,
     eps: float = EPS,
+    window: int | None = None,
 ) -> np.ndarray:
     """(tokens, vocab) float64 logits of one sequence, all positions at once."""
     x = tensors["token_embd.weight"][token_ids].astype(np.float64)
     for i in range(num_layers):
         w = {n: tensors[f"blk.{i}.{n}.weight"] for n in _LAYER_NAMES}
-        x = x + _plain_attention(_plain_norm(x, w["attn_norm"], eps), w, head_dim, rope_base)
+        h = _plain_norm(x, w["attn_norm"], eps)
+        x = x + _plain_attention(h, w, head_dim, rope_base, window or len(token_ids))
         h = _plain_norm(x, w["ffn_norm"], eps)
         gate = h @ w["ffn_gate"].T
         x = x + (gate / (1 + np.exp(-gate)) * (h @ w["ffn_up"].T)) @ w["ffn_down"].T
@@ -105,7 +107,7 @@ def _plain_rotate(x: np.ndarray, base: float) -> np.ndarray:
 
 
 def _plain_attention(
-    h: np.ndarray, w: dict[str, np.ndarray], head_dim: int, base: float
+    h: np.ndarray, w: dict[str, np.ndarray], head_dim: int, base: float, window: int
 ) -> np.ndarray:
     tokens = len(h)
     q, k, v = (
@@ -115,7 +117,8 @@ def _plain_attention(
     group = len(q) // len(k)
     q, k = _plain_rotate(q, base), np.repeat(_plain_rotate(k, base), group, 0)
     scores = q @ k.swapaxes(1, 2) / head_dim**0.5
-    scores = np.where(np.tri(tokens, dtype=bool), scores, -np.inf)
+    is_seen = np.tri(tokens, dtype=bool) & ~np.tri(tokens, k=-window, dtype=bool)
+    scores = np.where(is_seen, scores, -np.inf)
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     weights /= weights.sum(-1, keepdims=True)
     mixed = weights @ np.repeat(v, group, 0)

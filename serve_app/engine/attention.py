@@ -6,7 +6,8 @@ Does not know: projections, rotary angles or who owns a block.
 A row's result must not depend on how its prompt was cut, on its neighbours or on how far the block
 tables of a task are padded. So every sum has an order fixed by the position in the context alone:
 scores are one product over head_dim, the softmax denominator adds per block and then block after
-block, and values are added in spans of VALUE_SPAN tokens. Masked entries add an exact zero.
+block, and values are added in spans of VALUE_SPAN tokens. Masked entries add an exact zero, so
+whole spans before a sliding window can be left out.
 """
 
 from __future__ import annotations
@@ -33,23 +34,26 @@ class AttentionTask:
     rows: IntArray
     """(B, Q) rows of the batch."""
     tables: IntArray
-    """(B, blocks) padded block tables."""
+    """(B, blocks) padded block tables, from the first block that a query may look at."""
     bias: FloatArray
     """(B, 1, Q, 1, context) 0 where a query may look, -inf where not."""
 
 
-def plan_attention(batch: Batch, block_size: int) -> list[AttentionTask]:
-    """Cuts a batch into tasks: decodes of similar length together, prefills by query tile."""
+def plan_attention(batch: Batch, block_size: int, window: int | None = None) -> list[AttentionTask]:
+    """Cuts a batch into tasks: decodes of similar length together, prefills by query tile.
+
+    `window`: tokens that a token attends to, itself included; None: all before it.
+    """
     lens = np.diff(batch.query_starts)
     tasks = [
-        _task(batch, group[:, None], batch.query_starts[group][:, None], block_size)
+        _task(batch, group[:, None], batch.query_starts[group][:, None], block_size, window)
         for group in _similar_lengths(np.flatnonzero(lens == 1), batch.context_lens, block_size)
     ]
     for index in np.flatnonzero(lens > 1):
         start, end = batch.query_starts[index : index + 2].tolist()
         for first in range(start, end, QUERY_TILE):
             rows = np.arange(first, min(first + QUERY_TILE, end))
-            tasks.append(_task(batch, np.array([[index]]), rows[None], block_size))
+            tasks.append(_task(batch, np.array([[index]]), rows[None], block_size, window))
     return tasks
 
 
@@ -68,13 +72,26 @@ def _similar_lengths(
             yield members[start : start + group_len]
 
 
-def _task(batch: Batch, sequences: IntArray, rows: IntArray, block_size: int) -> AttentionTask:
+def _task(
+    batch: Batch, sequences: IntArray, rows: IntArray, block_size: int, window: int | None
+) -> AttentionTask:
     positions = batch.positions[rows]
-    num_blocks = int(positions.max()) // block_size + 1
-    context = np.arange(num_blocks * block_size)
-    bias = np.where(context <= positions[..., None], np.float32(0), np.float32(-np.inf))
-    tables = batch.block_tables[sequences[:, 0], :num_blocks]
+    end = int(positions.max()) // block_size + 1
+    start = _first_block(int(positions.min()), block_size, window)
+    context = np.arange(start * block_size, end * block_size)
+    is_seen = context <= positions[..., None]
+    if window is not None:
+        is_seen &= context > positions[..., None] - window
+    bias = np.where(is_seen, np.float32(0), np.float32(-np.inf))
+    tables = batch.block_tables[sequences[:, 0], start:end]
     return AttentionTask(rows, tables, bias[:, None, :, None])
+
+
+def _first_block(position: int, block_size: int, window: int | None) -> int:
+    """The first block of a task; all before it are whole spans that no query sees."""
+    if window is None or VALUE_SPAN % block_size:
+        return 0
+    return max(0, position - window + 1) // VALUE_SPAN * (VALUE_SPAN // block_size)
 
 
 def attend(queries: FloatArray, tasks: list[AttentionTask], pool: KvPool, layer: int) -> FloatArray:

@@ -175,6 +175,12 @@ class Model(Protocol):
     def max_seq_len(self) -> int: ...
 
     @property
+    def attention_window(self) -> int | None:
+        """Tokens that a token attends to, itself included; None: all before it. What lies behind
+        the window may be overwritten."""
+        ...
+
+    @property
     def pool(self) -> KvPool:
         """The pool this model reads and writes; the block manager copies blocks in it."""
         ...

@@ -52,7 +52,7 @@ class Block:
         return self.parent is not None
 
     def use(self, retention_priority: int | None, duration_s: float | None) -> None:
-        """One more user. A priority of None changes nothing, a duration of None ends the old one."""
+        """One more user. A priority of None changes nothing; a duration of None means none."""
         self.ref_count += 1
         self.duration_s = duration_s
         if retention_priority is not None:

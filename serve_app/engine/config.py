@@ -18,7 +18,8 @@ HEAD_TENSOR = "output.weight"
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
     """`rope_base` is the base of the rotary angles, `context_len` the most tokens of a sequence,
-    `is_tied` whether the output head is the embedding."""
+    `is_tied` whether the output head is the embedding, `attention_window` to how many tokens a
+    token attends, itself included; None: to all before it."""
 
     vocab_size: int
     hidden_size: int
@@ -31,6 +32,7 @@ class ModelConfig:
     norm_eps: float
     context_len: int
     is_tied: bool
+    attention_window: int | None = None
 
     @property
     def group_size(self) -> int:
@@ -58,6 +60,7 @@ class ModelConfig:
             norm_eps=keys.number("attention.layer_norm_rms_epsilon"),
             context_len=keys.count("context_length"),
             is_tied=HEAD_TENSOR not in file.tensors,
+            attention_window=_attention_window(keys),
         )
         _check_shape(keys, config)
         return config
@@ -101,6 +104,14 @@ def _refuse_rope_scaling(keys: _Keys, file: GgufFile) -> None:
         raise keys.fail(f"RoPE scaling {scaling!r} (factor {factor}) is not supported")
     if ROPE_FACTORS_TENSOR in file.tensors:
         raise keys.fail(f"RoPE scaling by tensor {ROPE_FACTORS_TENSOR!r} is not supported")
+
+
+def _attention_window(keys: _Keys) -> int | None:
+    """None for a window that no sequence can leave; files write 0 for none."""
+    if not keys.get(f"{ARCHITECTURE}.attention.sliding_window", 0):
+        return None
+    window = keys.count("attention.sliding_window")
+    return window if window < keys.count("context_length") else None
 
 
 def _num_embeddings(keys: _Keys, file: GgufFile) -> int:

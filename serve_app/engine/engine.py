@@ -14,7 +14,7 @@ from typing import Protocol
 import msgspec
 
 from controllers.events import Load
-from serve_app.engine.block_manager import BlockManager
+from serve_app.engine.cache_manager import CacheManager
 from serve_app.engine.event_buffer import EventBuffer
 from serve_app.engine.request import Request
 from serve_app.engine.sampler import Sampled
@@ -47,7 +47,7 @@ class Engine:
     def __init__(
         self,
         *,
-        manager: BlockManager,
+        manager: CacheManager,
         scheduler: Scheduler,
         runner: Runner,
         events: EventBuffer,

@@ -36,6 +36,11 @@ class EventBuffer:
         self._is_closed = False
         self._changed = threading.Condition()
 
+    def add(self, event: Event) -> None:
+        """An event that is complete: nothing is merged into it."""
+        self._tell_removed()
+        self._step.append(event)
+
     def stored(self, event: Stored) -> None:
         self._tell_removed()
         self._step.append(event)

@@ -1,6 +1,7 @@
 """Reads GGUF model files (version 3, little-endian): metadata and tensors as float32.
 
-Owns: the file format and the dequantisation of F32, F16, BF16, Q4_0, Q4_1 and Q8_0 tensors.
+Owns: the file format and the dequantisation of F32, F16, BF16, Q4_0, Q4_1 and Q8_0 tensors; the
+shapes alone are read whatever the encoding.
 Does not know: what the metadata means or how a model uses the tensors.
 """
 
@@ -103,6 +104,24 @@ def read_metadata(path: Path) -> Metadata:
         return file.metadata
 
 
+@dataclass(frozen=True, slots=True)
+class GgufShapes:
+    """`num_data_bytes`: from the first tensor to the end of the file."""
+
+    metadata: Metadata
+    shapes: dict[str, tuple[int, ...]]
+    num_data_bytes: int
+
+
+def read_shapes(path: Path) -> GgufShapes:
+    """Metadata and tensor shapes, also of a file with encodings that cannot be read here."""
+    with _open_map(path) as data:
+        reader = _Reader(data, path)
+        metadata, entries, data_start = _read_directory(reader)
+        shapes = {entry.name: entry.shape for entry in entries}
+        return GgufShapes(metadata, shapes, max(0, len(data) - data_start))
+
+
 class _Reader:
     """A cursor over the mapped file that turns every overrun into one clear error."""
 
@@ -162,7 +181,23 @@ def _open_map(path: Path) -> mmap.mmap:
         raise ModelFileError(f"{path}: cannot be read: {error.strerror}") from error
 
 
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A line of the directory. `kind` numbers the encoding, `offset` counts from the data."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: int
+    offset: int
+
+
 def _read_header(reader: _Reader) -> tuple[Metadata, dict[str, TensorInfo]]:
+    metadata, entries, data_start = _read_directory(reader)
+    return metadata, {entry.name: _placed(entry, data_start, reader) for entry in entries}
+
+
+def _read_directory(reader: _Reader) -> tuple[Metadata, list[_Entry], int]:
+    """(metadata, tensors in order, where the data starts)."""
     magic = reader.take(len(MAGIC))
     if magic != MAGIC:
         raise reader.fail(f"not a GGUF file (starts with {magic!r})")
@@ -171,33 +206,31 @@ def _read_header(reader: _Reader) -> tuple[Metadata, dict[str, TensorInfo]]:
         raise reader.fail(f"GGUF version {version} is not supported (only {VERSION})")
     num_tensors, num_keys = reader.u64(), reader.u64()
     metadata = {reader.string(): reader.value(reader.u32()) for _ in range(num_keys)}
-    infos = [_read_tensor_info(reader) for _ in range(num_tensors)]
+    entries = [_read_entry(reader) for _ in range(num_tensors)]
     alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
     if not isinstance(alignment, int) or alignment < 1:
         raise reader.fail(f"metadata key 'general.alignment' is {alignment!r}")
-    data_start = -(-reader.position // alignment) * alignment
-    tensors = {i.name: _placed(i, data_start, reader) for i in infos}
-    return metadata, tensors
+    return metadata, entries, -(-reader.position // alignment) * alignment
 
 
-def _read_tensor_info(reader: _Reader) -> TensorInfo:
+def _read_entry(reader: _Reader) -> _Entry:
     name = reader.string()
     num_dims = reader.u32()
     if num_dims > MAX_DIMS:
         raise reader.fail(f"tensor {name!r} has {num_dims} dimensions")
     shape = tuple(reader.u64() for _ in range(num_dims))[::-1]
-    kind = reader.u32()
-    quant = QUANT_FORMATS.get(kind)
+    return _Entry(name, shape, reader.u32(), reader.u64())
+
+
+def _placed(entry: _Entry, data_start: int, reader: _Reader) -> TensorInfo:
+    name, shape = entry.name, entry.shape
+    quant = QUANT_FORMATS.get(entry.kind)
     if quant is None:
         known = ", ".join(q.name for q in QUANT_FORMATS.values())
-        raise reader.fail(f"tensor {name!r} has type {kind}, which is not one of {known}")
+        raise reader.fail(f"tensor {name!r} has type {entry.kind}, which is not one of {known}")
     if shape and shape[-1] % quant.block_len:
         raise reader.fail(f"tensor {name!r}: {shape[-1]} columns do not fill {quant.name} blocks")
-    return TensorInfo(name, shape, quant, reader.u64())
-
-
-def _placed(info: TensorInfo, data_start: int, reader: _Reader) -> TensorInfo:
-    placed = TensorInfo(info.name, info.shape, info.quant, data_start + info.offset)
+    placed = TensorInfo(name, shape, quant, data_start + entry.offset)
     if placed.offset + placed.num_bytes > len(reader.data):
-        raise reader.fail(f"file is truncated: tensor {info.name!r} ends after the file")
+        raise reader.fail(f"file is truncated: tensor {name!r} ends after the file")
     return placed

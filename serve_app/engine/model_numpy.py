@@ -61,8 +61,12 @@ class NumpyModel:
     def max_seq_len(self) -> int:
         return self.config.context_len
 
+    @property
+    def attention_window(self) -> int | None:
+        return self.config.attention_window
+
     def forward(self, batch: Batch) -> FloatArray:
-        tasks = plan_attention(batch, self.pool.block_size)
+        tasks = plan_attention(batch, self.pool.block_size, self.config.attention_window)
         rotary = self._rotary_cos[batch.positions], self._rotary_sin[batch.positions]
         eps = np.float32(self.config.norm_eps)
         last_layer = self.config.num_layers - 1

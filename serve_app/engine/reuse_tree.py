@@ -1,8 +1,8 @@
 """Which block holds which prefix.
 
 A tree with one root per namespace, keyed by the tokens themselves: two prompts can share a block
-only when every token before and in it is equal, whatever their hashes. Hashes are labels for events.
-Knows neither who uses a block nor when one is dropped.
+only when every token before and in it is equal, whatever their hashes. Hashes are labels for
+events. Knows neither who uses a block nor when one is dropped.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from collections import deque
 from typing import NamedTuple
 
 from controllers.errors import SettingsError
-from serve_app.engine.block_manager import BlockManager
+from serve_app.engine.cache_manager import CacheManager
 from serve_app.engine.sequence import Sequence
 
 
@@ -35,7 +35,7 @@ class Scheduler:
     """Every sequence that is not finished is either waiting or running."""
 
     def __init__(
-        self, manager: BlockManager, *, max_batch_size: int, max_batched_tokens: int
+        self, manager: CacheManager, *, max_batch_size: int, max_batched_tokens: int
     ) -> None:
         if max_batched_tokens <= max_batch_size:
             raise SettingsError(
@@ -87,6 +87,7 @@ class Scheduler:
 
     def _grow(self, seq: Sequence, now: float) -> bool:
         """Room for the sequence's tokens; False when it had to give way itself."""
+        self._manager.slide(seq, now)
         while not self._manager.grow(seq, len(seq.tokens)):
             youngest = self.running.pop()
             self._manager.free(youngest, now)

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from copy import copy
 from typing import NamedTuple
 
+from controllers.errors import InvalidRequest
 from controllers.retention import ranges_of_blocks
 from serve_app.engine.block import Block
 from serve_app.engine.request import Request
@@ -32,7 +33,7 @@ class Sequence:
     `num_detached` of `blocks` belong to others now: no later token attends to them.
 
     `extra_ids` say what each prompt token stands for beside its id (see `token_keys`); those that
-    are not given are 0. Text has none at all.
+    are not given are 0. Text has none at all. Raises InvalidRequest for more than there are tokens.
     """
 
     __slots__ = (
@@ -71,6 +72,10 @@ class Sequence:
         self.queue_s: float | None = None
         self.tokens = tokens_of(request.token_ids)
         self.extra_ids = array.array("Q", extra_ids)
+        if len(self.extra_ids) > len(self.tokens):
+            raise InvalidRequest(
+                "extra_ids", f"{len(self.extra_ids)} for {len(self.tokens)} prompt tokens"
+            )
         self.namespace = Namespace(request.salt, bool(self.extra_ids))
         self.num_prompt_tokens = len(self.tokens) - request.num_resumed
         self.num_computed = 0
