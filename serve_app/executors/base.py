@@ -94,6 +94,7 @@ class ExecutorInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_batch_size: int  # sequences that run together
     max_batched_tokens: int  # tokens of one iteration
     num_dp_ranks: int = 1
+    features: dict[str, bool] = {}  # what was found to work, where that depends on the engine
 
 
 class Executor(Protocol):

@@ -13,11 +13,15 @@ from serve_app.engine.scripted_model import Timing
 from serve_app.executors.base import Executor
 from serve_app.executors.local import LocalExecutor
 from serve_app.executors.scripted import Faults, ScriptedExecutor
+from serve_app.executors.trtllm import check_installed, open_engine
+from serve_app.executors.trtllm_executor import TrtllmExecutor
+from serve_app.executors.trtllm_model import read_model_facts
 from serve_app.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
 
 
 def create_executor(settings: Settings, model_path: str | None) -> Executor:
-    """`model_path` is a GGUF file; the scripted executor takes at most its vocabulary from it.
+    """`model_path` is a GGUF file, for TensorRT-LLM a Hugging Face folder; the scripted executor
+    takes at most its vocabulary from it.
 
     Raises SettingsError or ModelFileError.
     """
@@ -39,6 +43,8 @@ def create_executor(settings: Settings, model_path: str | None) -> Executor:
             model_name=name,
             vocab_size=tokenizer.vocab_size,
         )
+    if executor.kind == "trtllm":
+        return _create_trtllm(settings, model_path)
     if model_path is None:
         raise SettingsError("model.path: the local executor needs a GGUF file")
     return LocalExecutor.from_gguf(
@@ -58,6 +64,22 @@ def _faults_of(scripted: ScriptedSettings, tokenizer: Tokenizer) -> Faults:
         hang_on=marker(scripted.hang_on),
         slow_on=marker(scripted.slow_on),
         slow_factor=scripted.slow_factor,
+    )
+
+
+def _create_trtllm(settings: Settings, model_path: str | None) -> Executor:
+    check_installed()
+    if model_path is None:
+        raise SettingsError("model.path: the TensorRT-LLM executor needs a Hugging Face folder")
+    executor, path = settings.executor, Path(model_path)
+    facts = read_model_facts(path)
+    eos_ids = tuple(dict.fromkeys((*facts.eos_ids, *load_tokenizer(path).eos_ids)))
+    return TrtllmExecutor(
+        executor,
+        facts,
+        lambda: open_engine(executor, path, facts, eos_ids),
+        eos_ids=eos_ids,
+        model_name=settings.model.name,
     )
 
 

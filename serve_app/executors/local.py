@@ -51,6 +51,7 @@ class LocalExecutor:
             model.pool,
             model_max_seq_len=model.max_seq_len,
             eos_ids=eos_ids,
+            attention_window=model.attention_window,
         )
         self._vocab_size = model.vocab_size
         self._info = info_of(limits, "local", model_name, limits.seq_len(model.max_seq_len))

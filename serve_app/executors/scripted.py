@@ -148,6 +148,7 @@ class ScriptedExecutor:
         self._take_inbox()
         if not self._engine.has_work or self._streams.death is not None:
             self._is_busy = False
+            self._due = 0.0  # what comes after a pause has nothing to catch up with
             return
         assert self._loop is not None
         step = self._engine.schedule()

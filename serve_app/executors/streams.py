@@ -7,13 +7,20 @@ method runs on the event loop of those who wait, except `end`, which may run any
 from __future__ import annotations
 
 import asyncio
+import copy
 import itertools
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
 
 import msgspec
 
-from controllers.errors import ExecutorDead, ExecutorError, InvalidRequest, RequestAborted
+from controllers.errors import (
+    CachelaneError,
+    ExecutorDead,
+    ExecutorError,
+    InvalidRequest,
+    RequestAborted,
+)
 from serve_app.engine.engine import Output
 from serve_app.executors.base import GenerateRequest, TokenChunk, TokenLogprob
 
@@ -30,7 +37,7 @@ class Stream:
         self.key = key
         self.num_unfinished = request.sampling.n
         self._chunks: deque[TokenChunk] = deque()
-        self._error: ExecutorError | None = None
+        self._error: CachelaneError | None = None
         self._waiter: asyncio.Future[None] | None = None
 
     @property
@@ -43,7 +50,7 @@ class Stream:
             self.num_unfinished -= 1
         self._wake()
 
-    def fail(self, error: ExecutorError) -> None:
+    def fail(self, error: CachelaneError) -> None:
         """Chunks that came before are still given out."""
         if not self.is_over:
             self._error = error
@@ -103,6 +110,18 @@ class Streams:
             if stream.num_unfinished:
                 withdraw(stream.key)
 
+    def push(self, key: str, chunk: TokenChunk) -> None:
+        """A chunk for one stream, by its key; no effect if it is gone."""
+        stream = self._key_to_stream.get(key)
+        if stream is not None:
+            stream.push(chunk)
+
+    def fail(self, key: str, error: CachelaneError) -> None:
+        """Ends one stream by its key; no effect if it is gone."""
+        stream = self._key_to_stream.get(key)
+        if stream is not None:
+            stream.fail(error)
+
     def deliver(self, outputs: Iterable[Output]) -> None:
         """Outputs of requests that are gone are dropped."""
         for output in outputs:
@@ -139,9 +158,9 @@ class Streams:
         del self._id_to_stream[stream.request.request_id]
 
 
-def _again(error: ExecutorError) -> ExecutorError:
+def _again(error: CachelaneError) -> CachelaneError:
     """A fresh exception for each who waits: a shared one would collect all their tracebacks."""
-    return type(error)(*error.args)
+    return copy.copy(error)
 
 
 def _chunk_of(output: Output) -> TokenChunk:

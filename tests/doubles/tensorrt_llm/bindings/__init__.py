@@ -1,0 +1,1 @@
+"""What the real package compiles from C++."""
