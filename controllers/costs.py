@@ -16,6 +16,7 @@ import numpy as np
 
 from controllers.books import Books, Floats
 from controllers.cost_model import CostModel
+from controllers.rank_book import PASSES_NONE, Passed
 
 # Price of work on an idle worker: without it a burst of siblings, each served as soon here as
 # there, computes its common prefix on every worker.
@@ -62,13 +63,15 @@ def cost_of(
     reference_blocks: float,
     weights: Weights,
     now_ms: float,
+    passed: Passed = PASSES_NONE,
 ) -> Costs:
-    """Costs by row."""
+    """Costs by row. What the request will pass at the gates keeps it waiting nowhere."""
     size, output = work.block_size, work.output_tokens
     speed = books.speed
     uncached = np.maximum(0.0, work.num_tokens - work.cached_blocks * size)
-    queued = books.prefill_tokens
-    num_requests = books.num_requests + np.maximum(0.0, books.others_requests)
+    queued = np.maximum(0.0, books.prefill_tokens - passed.own_tokens)
+    others_requests = np.maximum(0.0, books.others_requests - passed.others_requests)
+    num_requests = books.num_requests - passed.own_requests + others_requests
     num_decoding = np.maximum(0.0, num_requests - (queued > 0))
     is_decoding = num_decoding >= 0.5  # a running mean of others' requests is rarely exactly 0
     new_blocks = np.ceil(work.num_tokens / size) - work.cached_blocks
@@ -79,14 +82,17 @@ def cost_of(
     idle_ms, decode_ms, after_ms = model.decode_ms(shares, speed)
     after_ms = np.maximum(decode_ms, after_ms)
     shared_ms = np.where(is_decoding, decode_ms, 0.0)
-    others_tokens = np.maximum(0.0, books.others_prefill_tokens)
+    others_tokens = np.maximum(0.0, books.others_prefill_tokens - passed.others_tokens)
     alone_ms, behind_ms, queued_ms, others_ms = model.prefill_ms(
         np.array([uncached, queued + uncached, queued, others_tokens]), shared_ms, speed
     )
     joined_ms = np.maximum(behind_ms - queued_ms, MIN_SHARE_OF_ALONE * alone_ms)
     prefill_ms = np.where(queued > 0, joined_ms, alone_ms)
     service = np.where(uncached > 0, prefill_ms, decode_ms) + work.onboard_ms
-    backlog = np.maximum(0.0, books.prefill_end_ms - now_ms) + others_ms
+    share_ahead = np.where(
+        np.greater(passed.own_tokens, 0.0), queued / np.maximum(1.0, books.prefill_tokens), 1.0
+    )
+    backlog = np.maximum(0.0, books.prefill_end_ms - now_ms) * share_ahead + others_ms
 
     need = (work.num_tokens + output) / size
     held = active + num_requests * (weights.mean_output_tokens / size)

@@ -1,123 +1,153 @@
 """What routers have sent to a worker and its engine has not started: in which order, and when.
 
-Shortest remaining prefill first, minus the time waited, so that nobody waits for ever. Knows no
-engine; the caller says how much prefill is left there.
+Owns who waits and who runs at one worker. Order and who gives way are `fair_queue`'s, places
+that better ranks keep are `places`'. Knows no engine: it is told first tokens and ends.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 from typing import NamedTuple
 
-from controllers.errors import Overloaded
-
-# What a token of prefill weighs against a ms of waiting; a GPU's rate. It need not be exact.
-AGING_MS_PER_TOKEN = 0.0155
-
-
-def order_key(tier: int, uncached_tokens: int, submitted_s: float) -> tuple[int, float]:
-    """Smaller goes first: the tier (0 is the best), then prefill ms minus ms waited.
-
-    All wait at the same pace, so the order of two requests never changes and needs no clock.
-    """
-    return tier, AGING_MS_PER_TOKEN * uncached_tokens + 1000.0 * submitted_s
+from controllers.errors import Overloaded, WorkerFull
+from controllers.fair_queue import Bounds, FairQueue
+from controllers.places import Places
+from controllers.start_rate import StartRate
+from controllers.waiting import Waiting
 
 
-class _Entry(NamedTuple):
-    key: tuple[int, float]
-    number: int  # order of arrival, among equals
-    request_id: str
-    uncached_tokens: int
+class GateRules(NamedTuple):
+    """`shared_start_tokens`: prefills share a start while at most so many tokens are left to
+    prefill, as together they cost little more than the fixed part of an iteration.
+    `quantum_tokens`: credit of a tenant's turn. `max_kept_share`: see `places`."""
+
+    bounds: Bounds
+    shared_start_tokens: int
+    max_running: int
+    quantum_tokens: int
+    max_kept_share: float = 0.0
 
 
 class Gate:
-    """Waiting requests of one worker.
+    """Requests of one worker, waiting and running. `now` is in seconds."""
 
-    `max_waiting` requests may wait. Prefills share a start while at most `shared_start_tokens`
-    tokens are left to prefill: together they cost little more than the fixed part of an iteration.
-    """
+    def __init__(self, rules: GateRules) -> None:
+        self._rules = rules
+        self._queue = FairQueue(rules.bounds, rules.quantum_tokens)
+        self._places = Places(rules.max_running, rules.max_kept_share)
+        self._running: dict[str, Waiting] = {}
+        self._owed: dict[str, int] = {}  # running requests without a first token
+        self._owed_tokens = 0
+        self._deadlines: list[tuple[float, str]] = []
+        self._rate = StartRate()
 
-    def __init__(self, max_waiting: int, shared_start_tokens: int) -> None:
-        self._max_waiting = max_waiting
-        self._shared_start_tokens = shared_start_tokens
-        self._waiting: dict[str, _Entry] = {}
-        self._hits: list[_Entry] = []
-        self._prefills: list[_Entry] = []
-        self._num_submitted = 0
-        self._waiting_tokens = 0
+    @property
+    def num_waiting(self) -> int:
+        return len(self._queue)
 
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def __contains__(self, request_id: object) -> bool:
-        return request_id in self._waiting
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
 
     @property
     def waiting_tokens(self) -> int:
         """Tokens that the waiting requests have to prefill."""
-        return self._waiting_tokens
+        return self._queue.tokens
 
-    def submit(self, request_id: str, uncached_tokens: int, now: float, tier: int = 0) -> None:
-        """Raises Overloaded if too many wait, ValueError for an id that waits already."""
-        if request_id in self._waiting:
-            raise ValueError(f"request {request_id!r} waits already")
-        if len(self._waiting) >= self._max_waiting:
-            raise Overloaded(f"{len(self._waiting)} requests wait for this worker, its bound")
-        tokens = max(0, uncached_tokens)
-        self._num_submitted += 1
-        entry = _Entry(order_key(tier, tokens, now), self._num_submitted, request_id, tokens)
-        self._waiting[request_id] = entry
-        self._waiting_tokens += tokens
-        heapq.heappush(self._prefills if tokens else self._hits, entry)
+    def waiting_by_rank(self) -> dict[int, tuple[int, int]]:
+        """Rank -> requests that wait and their uncached tokens. Any thread."""
+        return self._queue.by_rank()
 
-    def next(self, prefill_tokens_left: int, num_free: int) -> list[str]:
-        """Requests to start now, in order; they wait no longer.
+    def submit(self, item: Waiting) -> list[Waiting]:
+        """Returns those that gave way to it, and have left.
 
-        `prefill_tokens_left`: uncached tokens of started requests that the engine has not computed
-        yet. `num_free`: how many more requests the engine can run. A full hit needs no prefill and
-        passes; else the first in order goes when no prefill is left or both are short.
+        Raises WorkerFull, with nothing changed, if the gate is full and nobody gives way;
+        ValueError for an id that is here already.
         """
-        started: list[str] = []
-        left = prefill_tokens_left
-        while len(started) < num_free:
-            entry = self._first_startable(left)
-            if entry is None:
-                break
-            self._remove(entry)
-            left += entry.uncached_tokens
-            started.append(entry.request_id)
+        if item.request_id in self._running:
+            raise ValueError(f"request {item.request_id!r} runs already")
+        now = item.submitted_s
+        try:
+            displaced = self._queue.submit(item)
+        except Overloaded as error:
+            raise WorkerFull(str(error), self.retry_after_s(item.rank, now)) from None
+        for victim in displaced:
+            self._places.left(victim.rank, False, now)
+        self._places.came(item.rank, now)
+        self._note_deadline(item)
+        return displaced
+
+    def retry_after_s(self, rank: int, now: float) -> float:
+        """When there may be room for a request of this rank."""
+        return self._rate.retry_after_s(self._queue.num_up_to(rank), now)
+
+    def expire(self, now: float) -> list[Waiting]:
+        """Those whose deadline passed while they waited; they have left."""
+        expired = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            deadline_s, request_id = heapq.heappop(self._deadlines)
+            item = self._queue.get(request_id)
+            if item is not None and item.deadline_s == deadline_s:
+                self.leave(request_id, now)
+                expired.append(item)
+        return expired
+
+    def start(self, now: float) -> list[Waiting]:
+        """Those to start now, in order; they run from here on.
+
+        The first in order goes when no prefill is left or all that is left is short together. If it
+        has to wait for that, full hits pass it; those of a worse rank leave a place free for it.
+        """
+        started = []
+        while (item := self._startable(now)) is not None:
+            self._queue.take(item)
+            self._places.started(item.rank)
+            self._running[item.request_id] = item
+            self._owed[item.request_id] = item.uncached_tokens
+            self._owed_tokens += item.uncached_tokens
+            started.append(item)
+        if started:
+            self._rate.add(len(started), now)
         return started
 
-    def cancel(self, request_id: str) -> bool:
-        """It waits no longer. False if it did not wait."""
-        entry = self._waiting.get(request_id)
-        if entry is None:
-            return False
-        self._remove(entry)
-        return True
+    def prefill_ended(self, request_id: str) -> bool:
+        """Its first token came. False if that was known, or it does not run."""
+        tokens = self._owed.pop(request_id, None)
+        self._owed_tokens -= tokens or 0
+        return tokens is not None
 
-    def _first_startable(self, left: int) -> _Entry | None:
-        heads = [self._head(self._hits), self._head(self._prefills)]
-        return min((e for e in heads if e is not None and self._may_start(e, left)), default=None)
+    def leave(self, request_id: str, now: float) -> None:
+        """It neither waits nor runs any longer. Unknown ids change nothing."""
+        self.prefill_ended(request_id)
+        running = self._running.pop(request_id, None)
+        item = running or self._queue.get(request_id)
+        if item is None:
+            return
+        self._queue.cancel(request_id)
+        self._places.left(item.rank, running is not None, now)
 
-    def _may_start(self, entry: _Entry, left: int) -> bool:
-        tokens = entry.uncached_tokens
-        return tokens == 0 or left <= 0 or left + tokens <= self._shared_start_tokens
+    def _startable(self, now: float) -> Waiting | None:
+        first = self._queue.first()
+        if first is None:
+            return None
+        num_free = self._places.num_free(first.rank, now)
+        if num_free > 0 and self._may_prefill(first.uncached_tokens):
+            return first
+        hit = self._queue.first_hit()
+        if hit is None or hit is first:
+            return None
+        num_free -= hit.rank != first.rank
+        return hit if min(num_free, self._places.num_free(hit.rank, now)) > 0 else None
 
-    def _head(self, heap: list[_Entry]) -> _Entry | None:
-        """Drops what was cancelled before."""
-        while heap and self._waiting.get(heap[0].request_id) is not heap[0]:
-            heapq.heappop(heap)
-        return heap[0] if heap else None
+    def _may_prefill(self, tokens: int) -> bool:
+        left = self._owed_tokens
+        return tokens == 0 or left <= 0 or left + tokens <= self._rules.shared_start_tokens
 
-    def _remove(self, entry: _Entry) -> None:
-        del self._waiting[entry.request_id]
-        self._waiting_tokens -= entry.uncached_tokens
-        if len(self._hits) + len(self._prefills) > 2 * len(self._waiting) + 64:
-            self._hits = self._live(self._hits)
-            self._prefills = self._live(self._prefills)
-
-    def _live(self, heap: list[_Entry]) -> list[_Entry]:
-        live = [e for e in heap if self._waiting.get(e.request_id) is e]
-        heapq.heapify(live)
-        return live
+    def _note_deadline(self, item: Waiting) -> None:
+        if math.isinf(item.deadline_s):
+            return
+        if len(self._deadlines) > 2 * len(self._queue) + 64:
+            self._deadlines = [entry for entry in self._deadlines if entry[1] in self._queue]
+            heapq.heapify(self._deadlines)
+        heapq.heappush(self._deadlines, (item.deadline_s, item.request_id))

@@ -15,6 +15,7 @@ from controllers.books import Books
 from controllers.completions import Completions
 from controllers.cost_model import CostModel
 from controllers.events import Load
+from controllers.rank_book import RankBook
 
 UNKNOWN_REFERENCE_BLOCKS = 65_536
 
@@ -28,6 +29,7 @@ class Booking:
     uncached_tokens: float
     num_blocks: int  # of the prompt
     service_ms: float
+    rank: int = 0
 
 
 @dataclass
@@ -43,6 +45,7 @@ class Ledger:
     def __init__(self, model: CostModel) -> None:
         self.model = model
         self.books = Books()
+        self.rank_book = RankBook()
         self.completions = Completions()
         self.num_expired = 0
         self._reservations: dict[str, _Reservation] = {}  # oldest first
@@ -71,6 +74,7 @@ class Ledger:
     def forget(self, worker: str) -> None:
         """The worker is gone, with its reservations."""
         self.books.forget(worker)
+        self.rank_book.forget(worker)
         self.model.forget(worker)
         lost = [i for i, r in self._reservations.items() if r.booking.worker == worker]
         for request_id in lost:
@@ -82,6 +86,7 @@ class Ledger:
         if row is None:
             return
         self.books.report(row, load, now * 1000.0)
+        self.rank_book.report(worker, load.queued_by_rank, now * 1000.0)
         capacity = float(self.books.capacity_blocks[row])
         if np.isfinite(capacity):
             self._refer_to(int(capacity))
@@ -95,6 +100,7 @@ class Ledger:
         self.books.book(
             row, booking.uncached_tokens, booking.num_blocks, booking.service_ms, now * 1000.0
         )
+        self.rank_book.book(booking.worker, booking.rank, booking.uncached_tokens)
         self._reservations[request_id] = _Reservation(booking, now)
 
     def first_token(self, request_id: str, now: float) -> None:
@@ -141,6 +147,7 @@ class Ledger:
         if row is None:
             return
         self.books.start(row, booking.uncached_tokens)
+        self.rank_book.book(booking.worker, booking.rank, booking.uncached_tokens, -1)
         unused_ms = booking.service_ms - (now - reservation.booked_at) * 1000.0
         if unused_ms > 0.0:
             self.books.give_back(row, unused_ms, now * 1000.0)

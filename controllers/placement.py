@@ -24,7 +24,7 @@ from controllers.candidates import Candidates, epoch_of, find_candidates
 from controllers.choice import Choice, Chooser
 from controllers.cost_model import CostModel
 from controllers.costs import Costs, Weights, Work, cost_of
-from controllers.errors import NotReady
+from controllers.errors import NotReady, Overloaded
 from controllers.events import Load
 from controllers.hubs import Hubs
 from controllers.ledger import Booking, Ledger
@@ -97,11 +97,13 @@ class Placement:
     ) -> Placed:
         """Choose a worker and reserve. A second call with the same id moves the reservation.
 
-        Raises NotReady, with nothing reserved, if every worker is excluded or none is known.
+        Raises NotReady, with nothing reserved, if every worker is excluded or none is known;
+        Overloaded if its first token would be late on every one of them.
         """
         self._ledger.release(query.request_id, now)
         self.sweep(now)
         found, costs = self._rank(query, table, now, exclude)
+        found = self._in_time(query, found, costs)
         choice = self._choose(query, table, found, costs, now)
         placed = self._placed(query, table, found, costs, choice)
         self._reserve(query, table, found, costs, choice, now)
@@ -156,7 +158,26 @@ class Placement:
             self._max_running,
         )
         reference, model = self._ledger.reference_blocks, self._ledger.model
-        return found, cost_of(work, self._books, model, reference, weights, now * 1000.0)
+        passed = self._ledger.rank_book.passed_by(query.rank, self._books.workers)
+        return found, cost_of(work, self._books, model, reference, weights, now * 1000.0, passed)
+
+    def _in_time(self, query: Query, found: Candidates, costs: Costs) -> Candidates:
+        """An idle worker is in time whatever is predicted: waiting would not make it sooner, and
+        only work corrects a curve that is wrong."""
+        if query.max_ttft_ms is None:
+            return found
+        books, rows = self._books, found.rows
+        ttft_ms = (costs.start_ms + costs.service_ms)[rows]
+        is_idle = (books.num_requests[rows] == 0) & (books.others_requests[rows] < 0.5)
+        in_time = rows[is_idle | (ttft_ms <= query.max_ttft_ms)]
+        if not len(in_time):
+            earliest_ms = float(ttft_ms.min())
+            raise Overloaded(
+                f"the first token is expected in {earliest_ms:.0f} ms on the best of {len(rows)} "
+                f"workers; {query.max_ttft_ms:g} ms are allowed",
+                (earliest_ms - query.max_ttft_ms) / 1000.0,
+            )
+        return found._replace(rows=in_time)
 
     def _choose(
         self, query: Query, table: TableView, found: Candidates, costs: Costs, now: float
@@ -189,6 +210,7 @@ class Placement:
             uncached_tokens=float(costs.uncached_tokens[row]),
             num_blocks=-(-query.num_tokens // table.block_size),
             service_ms=float(costs.service_ms[row]),
+            rank=query.rank,
         )
         self._ledger.reserve(query.request_id, booking, now)
         self._num_placed += 1

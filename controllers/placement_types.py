@@ -34,7 +34,8 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     hashes: Sequence[int]
     num_tokens: int
     request_type: str = "interactive"
-    tier: str = "default"  # orders what waits; placement treats all tiers alike
+    rank: int = 0  # what waits for worse ones does not keep it waiting
+    max_ttft_ms: float | None = None  # it goes only where its first token is predicted in time
     expected_output_tokens: int | None = None  # None: as many as its request type had on average
     pinned: str | None = None  # worker that takes it as long as it is a candidate
 

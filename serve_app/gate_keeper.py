@@ -1,24 +1,43 @@
 """Makes requests wait at the replica's gate until the engine should start them.
 
-Owns which requests were started and how much prefill they still owe, by what the router predicted
-and by first tokens seen. Order and rule of starting are `controllers.gate`'s. One event loop.
+Owns what waits on the event loop for a decision of the gate, and tells the gate first tokens and
+ends. Order, the rule of starting and who gives way are `controllers.gate`'s. One event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import NamedTuple
 
 import msgspec
 
-from controllers.gate import Gate
+from controllers.errors import ExecutorDead, WorkerFull
+from controllers.fair_queue import Bounds
+from controllers.gate import Gate, GateRules
+from controllers.waiting import Waiting
 from serve_app.executors.base import ExecutorInfo, TokenChunk
 
 # Prompts of at most this share of a full iteration's tokens may start together: the fixed part of
 # an iteration is then most of what each would cost alone (1,536 of 8,192 tokens, by simulation).
 SHARED_START_SHARE = 0.1875
+# A timer may fire a little before its time.
+TIMER_SLACK_S = 0.001
+
+
+class Standing(NamedTuple):
+    """Whom a request comes from and how long it may wait; see `controllers.waiting`."""
+
+    rank: int = 0
+    tenant: str = "default"
+    weight: float = 1.0
+    max_wait_s: float | None = None
+
+
+ORDINARY = Standing()
 
 
 class Ticket:
@@ -41,68 +60,112 @@ class Ticket:
 
 
 class GateKeeper:
-    """`max_waiting` bounds what waits; more is Overloaded."""
+    """`bounds`: what may wait; more is refused. `max_kept_share`: see `controllers.places`."""
 
     def __init__(
         self,
         info: ExecutorInfo,
-        max_waiting: int,
+        bounds: Bounds,
+        max_kept_share: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._gate = Gate(max_waiting, int(SHARED_START_SHARE * info.max_batched_tokens))
-        self._max_running = info.max_batch_size
+        self._gate = Gate(
+            GateRules(
+                bounds=bounds,
+                shared_start_tokens=int(SHARED_START_SHARE * info.max_batched_tokens),
+                max_running=info.max_batch_size,
+                quantum_tokens=info.max_batched_tokens,
+                max_kept_share=max_kept_share,
+            )
+        )
         self._clock = clock
-        self._let_in: dict[str, asyncio.Future[None]] = {}
-        self._uncached: dict[str, int] = {}  # of waiting and running requests
-        self._owed: dict[str, int] = {}  # running requests without a first token
-        self._running: set[str] = set()
+        self._turns: dict[str, asyncio.Future[None]] = {}  # of those that wait
 
     def waiting(self) -> tuple[int, int]:
         """Requests that wait, and their uncached tokens. Any thread."""
-        return len(self._gate), self._gate.waiting_tokens
+        return self._gate.num_waiting, self._gate.waiting_tokens
+
+    def waiting_by_rank(self) -> dict[int, tuple[int, int]]:
+        """The same by rank, 0 the best. Any thread."""
+        return self._gate.waiting_by_rank()
 
     def num_running(self) -> int:
-        return len(self._running)
+        return self._gate.num_running
 
     @asynccontextmanager
-    async def admit(self, request_id: str, uncached_tokens: int) -> AsyncIterator[Ticket]:
+    async def admit(
+        self, request_id: str, uncached_tokens: int, standing: Standing = ORDINARY
+    ) -> AsyncIterator[Ticket]:
         """Wait for the turn; leaving the context (also by cancellation) gives the place back.
 
-        Raises Overloaded at once when too many wait, ValueError for an id that is here already.
+        Raises WorkerFull: at once when too many wait, later when a better rank or a tenant with
+        less waiting needs the place, or when `max_wait_s` is over. ExecutorDead when turned away.
+        ValueError for an id that is here already.
         """
-        if request_id in self._running:
-            raise ValueError(f"request {request_id!r} runs already")
         submitted = self._clock()
-        self._gate.submit(request_id, uncached_tokens, submitted)
-        self._uncached[request_id] = max(0, uncached_tokens)
-        turn = asyncio.get_running_loop().create_future()
-        self._let_in[request_id] = turn
+        item = _waiting(request_id, uncached_tokens, standing, submitted)
+        self._refuse_all(self._gate.submit(item), "gave way to one that comes first")
+        turn = self._turns[request_id] = asyncio.get_running_loop().create_future()
+        timer = self._call_at_deadline(standing.max_wait_s)
         self._pump()
         try:
             await turn
             yield Ticket(self, request_id, (self._clock() - submitted) * 1e3)
         finally:
-            self._leave(request_id)
-
-    def prefill_ended(self, request_id: str) -> None:
-        if self._owed.pop(request_id, None) is not None:
+            if timer is not None:
+                timer.cancel()
+            if turn.done() and not turn.cancelled():
+                turn.exception()  # cancelled while it was being refused: nobody else looks at it
+            self._turns.pop(request_id, None)
+            self._gate.leave(request_id, self._clock())
             self._pump()
 
-    def _leave(self, request_id: str) -> None:
-        self._gate.cancel(request_id)
-        self._let_in.pop(request_id, None)
-        self._uncached.pop(request_id, None)
-        self._owed.pop(request_id, None)
-        self._running.discard(request_id)
-        self._pump()
+    def prefill_ended(self, request_id: str) -> None:
+        if self._gate.prefill_ended(request_id):
+            self._pump()
+
+    def turn_away(self, why: str) -> None:
+        """Who waits hears ExecutorDead and leaves, to be run elsewhere; who runs stays."""
+        now = self._clock()
+        for request_id, turn in list(self._turns.items()):
+            del self._turns[request_id]
+            self._gate.leave(request_id, now)
+            if not turn.done():
+                turn.set_exception(ExecutorDead(f"request {request_id!r} was not started: {why}"))
+
+    def _call_at_deadline(self, max_wait_s: float | None) -> asyncio.TimerHandle | None:
+        if max_wait_s is None:
+            return None
+        loop = asyncio.get_running_loop()
+        return loop.call_later(max(0.0, max_wait_s) + TIMER_SLACK_S, self._pump)
 
     def _pump(self) -> None:
-        num_free = self._max_running - len(self._running)
-        if num_free <= 0 or not len(self._gate):
-            return
-        for request_id in self._gate.next(sum(self._owed.values()), num_free):
-            self._running.add(request_id)
-            self._owed[request_id] = self._uncached[request_id]
-            turn = self._let_in.pop(request_id)
-            if not turn.done():  # else cancelled just now: its own `_leave` comes, and pumps again
+        now = self._clock()
+        self._refuse_all(self._gate.expire(now), "waited as long as it may")
+        for item in self._gate.start(now):
+            turn = self._turns.pop(item.request_id)
+            if not turn.done():  # else cancelled just now: its own end comes, and pumps again
                 turn.set_result(None)
+
+    def _refuse_all(self, items: list[Waiting], why: str) -> None:
+        now = self._clock()
+        for item in items:
+            turn = self._turns.pop(item.request_id)
+            retry_after_s = self._gate.retry_after_s(item.rank, now)
+            if not turn.done():
+                turn.set_exception(WorkerFull(f"request {item.request_id!r} {why}", retry_after_s))
+
+
+def _waiting(
+    request_id: str, uncached_tokens: int, standing: Standing, submitted_s: float
+) -> Waiting:
+    max_wait_s = standing.max_wait_s
+    return Waiting(
+        request_id=request_id,
+        uncached_tokens=max(0, uncached_tokens),
+        submitted_s=submitted_s,
+        rank=standing.rank,
+        tenant=standing.tenant,
+        weight=standing.weight,
+        deadline_s=math.inf if max_wait_s is None else submitted_s + max_wait_s,
+    )

@@ -4,136 +4,249 @@ import random
 
 import pytest
 
-from controllers.errors import Overloaded
-from controllers.gate import Gate, order_key
+from controllers.errors import WorkerFull
+from controllers.fair_queue import Bounds
+from controllers.gate import Gate, GateRules
+from controllers.waiting import Waiting
 
 
-def gate(max_waiting: int = 100, shared: int = 1536) -> Gate:
-    return Gate(max_waiting, shared)
+def gate(
+    max_waiting: int = 100, shared: int = 1536, max_running: int = 100, kept: float = 0.0
+) -> Gate:
+    return Gate(GateRules(Bounds(max_waiting), shared, max_running, 8192, kept))
 
 
-def test_shortest_first_and_equals_in_order_of_arrival() -> None:
-    g = gate(shared=0)
-    for name, tokens in (("long", 5000), ("b", 100), ("a", 100), ("short", 1)):
-        g.submit(name, tokens, now=0.0)
-    order = [g.next(0, 1) for _ in range(4)]
-    assert order == [["short"], ["b"], ["a"], ["long"]]
-    assert (len(g), g.waiting_tokens, g.next(0, 9)) == (0, 0, [])
+def submit(
+    g: Gate, name: str, tokens: int, now: float = 0.0, rank: int = 0, tenant: str = "t"
+) -> list[str]:
+    return names(g.submit(Waiting(name, tokens, now, rank, tenant)))
 
 
-def test_who_waits_longer_goes_first_in_the_end() -> None:
-    g = gate(shared=0)
-    g.submit("long", 64_000, now=0.0)  # weighs 992 ms
-    g.submit("early", 100, now=0.9)
-    g.submit("late", 100, now=1.1)
-    assert [g.next(0, 1) for _ in range(3)] == [["early"], ["long"], ["late"]]
+def names(items: list[Waiting]) -> list[str]:
+    return [item.request_id for item in items]
 
 
-def test_a_better_tier_goes_first_whatever_it_costs() -> None:
-    g = gate(shared=0)
-    g.submit("batch", 1, now=0.0, tier=1)
-    g.submit("chat", 90_000, now=5.0, tier=0)
-    assert [g.next(0, 1), g.next(0, 1)] == [["chat"], ["batch"]]
-    assert sorted([(1, 0.0), (0, 9e9)]) == [(0, 9e9), (1, 0.0)]
-    assert order_key(0, 1000, 2.0) == (0, 15.5 + 2000.0)
+def start(g: Gate, now: float = 0.0) -> list[str]:
+    return names(g.start(now))
 
 
 def test_one_prefill_at_a_time_unless_they_are_short() -> None:
     g = gate()
     for name, tokens in (("a", 1000), ("b", 500), ("c", 600), ("d", 2000)):
-        g.submit(name, tokens, now=0.0)
-    assert g.next(prefill_tokens_left=0, num_free=9) == ["b", "c"]  # with a: 2100
-    assert g.next(prefill_tokens_left=1100, num_free=9) == []
-    assert g.next(prefill_tokens_left=536, num_free=9) == ["a"]
-    assert g.next(prefill_tokens_left=1, num_free=9) == []
-    assert g.next(prefill_tokens_left=0, num_free=9) == ["d"]
+        submit(g, name, tokens)
+    assert start(g) == ["b", "c"]  # with a: 2100
+    assert start(g) == []
+    g.prefill_ended("c")
+    assert start(g) == ["a"]
+    g.prefill_ended("b")
+    assert start(g) == []
+    assert g.prefill_ended("a") is True
+    assert start(g) == ["d"]
+    assert g.prefill_ended("a") is False
+    assert (g.num_waiting, g.num_running, g.waiting_tokens) == (0, 4, 0)
 
 
 def test_a_long_prefill_goes_alone() -> None:
     g = gate()
-    g.submit("long", 5000, now=0.0)
-    g.submit("longer", 6000, now=0.0)
-    assert g.next(0, 9) == ["long"]
+    submit(g, "long", 5000)
+    submit(g, "longer", 6000)
+    assert start(g) == ["long"]
+
+
+def test_an_end_without_a_first_token_ends_its_prefill() -> None:
+    g = gate()
+    submit(g, "a", 5000)
+    submit(g, "b", 6000)
+    assert start(g) == ["a"]
+    g.leave("a", 1.0)
+    assert start(g) == ["b"]
 
 
 def test_the_first_in_order_is_not_overtaken_by_shorter_prefills() -> None:
     g = gate()
-    g.submit("old and long", 3000, now=0.0)
-    g.submit("new and short", 10, now=60.0)
-    assert g.next(prefill_tokens_left=100, num_free=9) == []
-    assert g.next(prefill_tokens_left=0, num_free=9) == ["old and long"]
+    submit(g, "running", 100)
+    start(g)
+    submit(g, "old and long", 3000)
+    submit(g, "new and short", 10, now=60.0)
+    assert start(g) == []
+    g.prefill_ended("running")
+    assert start(g) == ["old and long"]
 
 
 def test_full_hits_pass() -> None:
     g = gate()
-    g.submit("long", 3000, now=0.0)
-    g.submit("hit", 0, now=60.0)
-    g.submit("better than hit", -5, now=61.0)
+    submit(g, "running", 9000)
+    start(g)
+    submit(g, "long", 3000)
+    submit(g, "hit", 0, now=60.0)
+    submit(g, "another", 0, now=61.0)
     assert g.waiting_tokens == 3000
-    assert g.next(prefill_tokens_left=9000, num_free=9) == ["hit", "better than hit"]
-    assert "long" in g
+    assert start(g, 61.0) == ["hit", "another"]
+    assert g.num_waiting == 1
+
+
+def test_a_worse_ranks_hits_leave_a_place_for_who_is_first() -> None:
+    g = gate(max_running=4)
+    submit(g, "running", 9000)
+    start(g)
+    submit(g, "chat", 3000)
+    for i in range(5):
+        submit(g, f"hit{i}", 0, rank=1)
+    assert start(g) == ["hit0", "hit1"]
+    submit(g, "chat hit", 0)
+    assert start(g) == ["chat hit"]  # of its own rank: it takes the last place
 
 
 def test_free_places_bound_what_starts() -> None:
-    g = gate()
+    g = gate(max_running=2)
     for i in range(5):
-        g.submit(f"r{i}", i, now=0.0)
-    assert g.next(0, 0) == []
-    assert g.next(0, 2) == ["r0", "r1"]
-    assert (len(g), g.waiting_tokens) == (3, 2 + 3 + 4)
+        submit(g, f"r{i}", i)
+    assert start(g) == ["r0", "r1"]
+    assert (g.num_waiting, g.waiting_tokens) == (3, 2 + 3 + 4)
+    g.leave("r0", 0.0)
+    assert start(g) == ["r2"]
 
 
-def test_cancelled_requests_leave_at_once() -> None:
+def test_a_better_rank_goes_first_whatever_it_costs() -> None:
     g = gate()
-    for name, tokens in (("a", 1), ("b", 2), ("c", 0)):
-        g.submit(name, tokens, now=0.0)
-    assert [g.cancel("a"), g.cancel("a"), g.cancel("nobody"), g.cancel("c")] == [
-        True,
-        False,
-        False,
-        True,
-    ]
-    assert (len(g), g.waiting_tokens, "a" in g, "b" in g) == (1, 2, False, True)
-    assert g.next(0, 9) == ["b"]
+    submit(g, "running", 5000)
+    start(g)
+    submit(g, "batch", 2000, rank=2)
+    submit(g, "chat", 90_000, now=5.0)
+    g.prefill_ended("running")
+    assert start(g, 5.0) == ["chat"]
+    g.prefill_ended("chat")
+    assert start(g, 5.0) == ["batch"]
 
 
-def test_an_id_may_come_again_after_it_was_cancelled() -> None:
-    g = gate(shared=0)
-    g.submit("a", 1, now=0.0)
-    g.cancel("a")
-    g.submit("b", 2, now=0.0)
-    g.submit("a", 5000, now=0.0)
-    assert [g.next(0, 1), g.next(0, 1), g.next(0, 1)] == [["b"], ["a"], []]
+def test_a_flood_of_a_worse_rank_leaves_places_for_a_better_one() -> None:
+    g = gate(max_running=8, kept=0.5)
+    submit(g, "chat0", 0)
+    assert start(g) == ["chat0"]
+    for i in range(20):
+        submit(g, f"batch{i}", 0, now=1.0, rank=2)
+    assert start(g, 1.0) == [f"batch{i}" for i in range(6)]  # 8 - (1 + 1)
+    submit(g, "chat1", 0, now=2.0)
+    assert start(g, 2.0) == ["chat1"]
+    g.leave("chat0", 3.0)
+    g.leave("batch0", 3.0)
+    assert start(g, 3.0) == ["batch6"]  # 6 again: one more than chat1 is kept
 
 
 def test_a_full_gate_refuses_and_stays_as_it_is() -> None:
     g = gate(max_waiting=2)
-    g.submit("a", 10, now=0.0)
-    g.submit("b", 20, now=0.0)
-    with pytest.raises(Overloaded, match="2 requests wait for this worker, its bound"):
-        g.submit("c", 1, now=0.0)
-    assert (len(g), g.waiting_tokens, "c" in g) == (2, 30, False)
-    g.cancel("a")
-    g.submit("c", 1, now=0.0)
-    assert g.next(0, 9) == ["c", "b"]
+    submit(g, "running", 9000)
+    start(g)
+    submit(g, "a", 10)
+    submit(g, "b", 20)
+    with pytest.raises(WorkerFull, match="2 requests with 30 tokens to prefill wait") as caught:
+        submit(g, "c", 1)
+    assert caught.value.retry_after_s >= 1.0
+    assert (g.num_waiting, g.waiting_tokens) == (2, 30)
+    g.leave("a", 0.0)
+    submit(g, "c", 1)
+    g.prefill_ended("running")
+    assert start(g) == ["c", "b"]
 
 
-def test_an_id_cannot_wait_twice() -> None:
+def test_an_id_cannot_be_here_twice() -> None:
     g = gate()
-    g.submit("a", 10, now=0.0)
+    submit(g, "a", 10)
     with pytest.raises(ValueError, match="'a' waits already"):
-        g.submit("a", 99, now=0.0)
-    assert (len(g), g.waiting_tokens) == (1, 10)
+        submit(g, "a", 99)
+    start(g)
+    with pytest.raises(ValueError, match="'a' runs already"):
+        submit(g, "a", 99)
+    assert (g.num_waiting, g.num_running) == (0, 1)
 
 
-def test_cancelling_leaves_nothing_behind() -> None:
-    g = gate(max_waiting=10_000)
-    rng = random.Random(0)
+def test_who_is_late_is_found() -> None:
+    g = gate()
+    submit(g, "running", 9000)
+    start(g)
+    g.submit(Waiting("soon", 10, 0.0, deadline_s=1.0))
+    g.submit(Waiting("later", 10, 0.0, deadline_s=5.0))
+    g.submit(Waiting("any time", 10, 0.0))
+    assert g.expire(0.9) == []
+    assert names(g.expire(1.0)) == ["soon"]
+    g.prefill_ended("running")
+    assert start(g, 2.0) == ["later", "any time"]
+    assert g.expire(9.0) == []  # they run
+
+
+def test_an_id_that_comes_again_has_its_new_deadline() -> None:
+    g = gate(max_running=1)
+    submit(g, "running", 0)
+    start(g)
+    g.submit(Waiting("a", 10, 0.0, deadline_s=1.0))
+    g.leave("a", 0.5)
+    g.submit(Waiting("a", 10, 0.5, deadline_s=3.0))
+    assert g.expire(2.0) == []
+    assert names(g.expire(3.0)) == ["a"]
+
+
+def test_cancelled_deadlines_leave_nothing_behind() -> None:
+    g = gate(max_running=1)
     for i in range(5_000):
-        g.submit(f"r{i}", rng.randrange(3), now=i / 1000)
-        if i >= 10:
-            assert g.cancel(f"r{i - 10}")
-    assert len(g) == 10
-    assert len(g._hits) + len(g._prefills) <= 2 * 10 + 64 + 1
-    started = g.next(0, 100)
-    assert sorted(started) == sorted(f"r{i}" for i in range(4990, 5000))
+        g.submit(Waiting(f"r{i}", 10, i / 1000, deadline_s=1e9))
+        g.leave(f"r{i}", i / 1000)
+    assert len(g._deadlines) <= 65
+    assert (g.num_waiting, g.num_running, g._places.num_free(0, 5.0)) == (0, 0, 1)
+
+
+def test_unknown_ids_change_nothing() -> None:
+    g = gate()
+    submit(g, "a", 10)
+    g.leave("nobody", 0.0)
+    assert g.prefill_ended("a") is False  # it waits
+    assert (g.num_waiting, g.num_running, g.waiting_tokens) == (1, 0, 10)
+    assert start(g) == ["a"]
+
+
+def test_every_request_is_started_cancelled_or_refused_exactly_once() -> None:
+    rng = random.Random(5)
+    g = gate(max_waiting=30, max_running=6, kept=0.5)
+    fate: dict[str, str] = {}
+    running: list[str] = []
+    waiting: set[str] = set()
+
+    def note(found: list[str], what: str) -> None:
+        for name in found:
+            assert name in waiting, (name, what)
+            waiting.discard(name)
+            fate[name] = what
+
+    for step in range(1500):
+        now, name = step / 100, f"r{step}"
+        item = Waiting(
+            name, rng.choice((0, 10, 500, 5000)), now, rng.randrange(3), rng.choice("abc"),
+            rng.choice((0.5, 1.0, 3.0)), rng.choice((float("inf"), now + 0.5)),
+        )  # fmt: skip
+        try:
+            displaced = names(g.submit(item))
+            waiting.add(name)
+            note(displaced, "displaced")
+        except WorkerFull:
+            fate[name] = "refused"
+        note(names(g.expire(now)), "late")
+        if waiting and rng.random() < 0.2:
+            victim = rng.choice(sorted(waiting))
+            g.leave(victim, now)
+            note([victim], "cancelled")
+        started = start(g, now)
+        note(started, "started")
+        running += started
+        for who in [who for who in running if rng.random() < 0.15]:
+            g.prefill_ended(who)
+            if rng.random() < 0.7:
+                g.leave(who, now)
+                running.remove(who)
+        assert g.num_running == len(running) <= 6
+        assert g.num_waiting == len(waiting) <= 30
+    for what in ("started", "displaced", "refused", "late", "cancelled"):
+        assert sum(value == what for value in fate.values()) > 20, what
+    assert len(fate) + len(waiting) == 1500
+    for who in [*waiting, *running]:
+        g.leave(who, 40.0)
+    assert (g.num_waiting, g.num_running, g.waiting_tokens, g.waiting_by_rank()) == (0, 0, 0, {})
+    assert (g._owed, g._owed_tokens, g._places.num_free(0, 40.0)) == ({}, 0, 6)

@@ -4,9 +4,10 @@ import asyncio
 
 import pytest
 
-from controllers.errors import Overloaded
+from controllers.errors import ExecutorDead, WorkerFull
+from controllers.fair_queue import Bounds
 from serve_app.executors.base import ExecutorInfo, TokenChunk
-from serve_app.gate_keeper import GateKeeper
+from serve_app.gate_keeper import ORDINARY, GateKeeper, Standing
 
 INFO = ExecutorInfo(
     name="scripted",
@@ -25,19 +26,19 @@ class Rig:
 
     def __init__(self, max_waiting: int = 10) -> None:
         self.now = 0.0
-        self.keeper = GateKeeper(INFO, max_waiting, clock=lambda: self.now)
+        self.keeper = GateKeeper(INFO, Bounds(max_waiting), 0.5, clock=lambda: self.now)
         self.started: list[str] = []
         self.steps: dict[str, asyncio.Queue[str]] = {}
         self.tasks: dict[str, asyncio.Task[None]] = {}
         self.chunks: list[TokenChunk] = []
 
-    async def submit(self, request_id: str, uncached: int) -> None:
+    async def submit(self, request_id: str, uncached: int, standing: Standing = ORDINARY) -> None:
         self.steps[request_id] = asyncio.Queue()
-        self.tasks[request_id] = asyncio.ensure_future(self._run(request_id, uncached))
+        self.tasks[request_id] = asyncio.ensure_future(self._run(request_id, uncached, standing))
         await settle()
 
-    async def _run(self, request_id: str, uncached: int) -> None:
-        async with self.keeper.admit(request_id, uncached) as ticket:
+    async def _run(self, request_id: str, uncached: int, standing: Standing) -> None:
+        async with self.keeper.admit(request_id, uncached, standing) as ticket:
             self.started.append(request_id)
             while await self.steps[request_id].get() == "token":
                 self.chunks.append(ticket.on_chunk(TokenChunk(token_ids=(1,), queue_ms=2.0)))
@@ -90,7 +91,7 @@ async def test_too_many_waiting_is_overloaded_and_changes_nothing() -> None:
     rig = Rig(max_waiting=1)
     await rig.submit("a", 4000)
     await rig.submit("b", 4000)
-    with pytest.raises(Overloaded):
+    with pytest.raises(WorkerFull, match="1 requests with 4000 tokens to prefill wait"):
         async with rig.keeper.admit("c", 4000):
             pytest.fail("was let in")
     assert (rig.keeper.waiting(), rig.keeper.num_running()) == ((1, 4000), 1)
@@ -143,6 +144,77 @@ async def test_requests_cancelled_together_do_not_hold_up_those_behind_them() ->
         rig.tasks[name].cancel()
     await settle()
     assert all(rig.tasks[name].cancelled() for name in "abc")
+    assert rig.started == ["a", "d"]
+    await rig.step("d", "end")
+    assert (rig.keeper.waiting(), rig.keeper.num_running()) == ((0, 0), 0)
+
+
+async def test_a_better_rank_takes_the_place_of_the_youngest_of_the_worst() -> None:
+    rig = Rig(max_waiting=2)
+    for name, rank in (("a", 0), ("old batch", 2), ("new batch", 2)):
+        await rig.submit(name, 4000, Standing(rank))
+    await rig.submit("chat", 4000, Standing(0))
+    with pytest.raises(WorkerFull, match="'new batch' gave way to one that comes first"):
+        await rig.tasks["new batch"]
+    assert rig.keeper.waiting_by_rank() == {0: (1, 4000), 2: (1, 4000)}
+    await rig.step("a", "end")
+    assert rig.started == ["a", "chat"]
+    await rig.step("chat", "end")
+    await rig.step("old batch", "end")
+    assert (rig.keeper.waiting(), rig.keeper.num_running()) == ((0, 0), 0)
+
+
+async def test_who_may_wait_no_longer_is_refused_when_the_time_comes() -> None:
+    rig = Rig()
+    await rig.submit("a", 4000)
+    await rig.submit("b", 4000, Standing(max_wait_s=0.01))
+    rig.now = 0.01
+    with pytest.raises(WorkerFull, match="'b' waited as long as it may"):
+        await asyncio.wait_for(rig.tasks["b"], 5)
+    assert (rig.keeper.waiting(), rig.keeper.num_running()) == ((0, 0), 1)
+    await rig.step("a", "end")
+    assert rig.started == ["a"]
+
+
+async def test_a_late_turn_is_no_turn() -> None:
+    rig = Rig()
+    await rig.submit("a", 4000)
+    await rig.submit("b", 4000, Standing(max_wait_s=60))
+    rig.now = 60.0  # the loop stood still: its timer has not fired
+    await rig.step("a", "end")
+    with pytest.raises(WorkerFull):
+        await rig.tasks["b"]
+    assert rig.started == ["a"]
+
+
+async def test_a_victim_that_is_cancelled_meanwhile_harms_nobody() -> None:
+    rig = Rig(max_waiting=1)
+    await rig.submit("a", 4000)
+    await rig.submit("batch", 4000, Standing(2))
+    rig.tasks["batch"].cancel()
+    rig.steps["chat"] = asyncio.Queue()
+    rig.tasks["chat"] = asyncio.ensure_future(rig._run("chat", 4000, Standing(0)))
+    await settle()
+    assert rig.tasks["batch"].cancelled()
+    await rig.step("a", "end")
+    assert rig.started == ["a", "chat"]
+    await rig.step("chat", "end")
+    assert (rig.keeper.waiting(), rig.keeper.num_running()) == ((0, 0), 0)
+
+
+async def test_turned_away_is_who_waits_and_nobody_else() -> None:
+    rig = Rig()
+    for name in "abc":
+        await rig.submit(name, 4000)
+    rig.tasks["c"].cancel()  # has not noticed yet
+    rig.keeper.turn_away("it hangs")
+    with pytest.raises(ExecutorDead, match="'b' was not started: it hangs"):
+        await rig.tasks["b"]
+    await settle()
+    assert rig.tasks["c"].cancelled()
+    assert (rig.keeper.waiting(), rig.keeper.num_running()) == ((0, 0), 1)
+    await rig.submit("d", 4000)
+    await rig.step("a", "end")
     assert rig.started == ["a", "d"]
     await rig.step("d", "end")
     assert (rig.keeper.waiting(), rig.keeper.num_running()) == ((0, 0), 0)

@@ -1,0 +1,88 @@
+"""Work that has not started, by worker and rank: what a request of a better rank will pass.
+
+The router's own exactly; of what others sent a running mean of what the workers' gates report, as
+in `books`. Knows no costs. Times are in ms.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+
+from controllers.books import OTHERS_GAIN, Floats
+
+# Requests and their uncached tokens.
+Amount: TypeAlias = tuple[float, float]
+NOTHING: Amount = (0.0, 0.0)
+
+
+class Passed(NamedTuple):
+    """By row of the books: what waits there and goes after the request that is placed."""
+
+    own_requests: Floats | float
+    own_tokens: Floats | float
+    others_requests: Floats | float
+    others_tokens: Floats | float
+
+
+PASSES_NONE = Passed(0.0, 0.0, 0.0, 0.0)
+
+
+class RankBook:
+    """Empty as long as everything is of one rank."""
+
+    def __init__(self) -> None:
+        self._own: dict[str, dict[int, Amount]] = defaultdict(dict)
+        self._others: dict[str, dict[int, Amount]] = defaultdict(dict)
+        self._reported_at_ms: dict[str, float] = {}
+
+    def book(self, worker: str, rank: int, tokens: float, num_requests: int = 1) -> None:
+        """-1 requests: one has started, or never will."""
+        ranks = self._own[worker]
+        requests, total = ranks.get(rank, NOTHING)
+        ranks[rank] = (requests + num_requests, total + num_requests * tokens)
+        if ranks[rank][0] <= 0:
+            del ranks[rank]
+
+    def forget(self, worker: str) -> None:
+        self._own.pop(worker, None)
+        self._others.pop(worker, None)
+        self._reported_at_ms.pop(worker, None)
+
+    def report(self, worker: str, queued: Mapping[int, tuple[int, int]], now_ms: float) -> None:
+        """What waits at the worker's gate by rank, as it says."""
+        before_ms = self._reported_at_ms.get(worker, -math.inf)
+        self._reported_at_ms[worker] = now_ms
+        gain = 1.0 - (1.0 - OTHERS_GAIN) ** max(0.0, (now_ms - before_ms) / 1000.0)
+        own, means = self._own[worker], self._others[worker]
+        for rank in {*means, *queued}:
+            means[rank] = tuple(
+                mean + gain * (max(0.0, total - sent) - mean)
+                for mean, total, sent in zip(
+                    means.get(rank, NOTHING),
+                    queued.get(rank, NOTHING),
+                    own.get(rank, NOTHING),
+                    strict=True,
+                )
+            )
+
+    def passed_by(self, rank: int, workers: Sequence[str]) -> Passed:
+        """What waits for worse ranks than this one."""
+        if not self._has_worse(rank):
+            return PASSES_NONE
+        own = [_worse(self._own.get(worker), rank) for worker in workers]
+        others = [_worse(self._others.get(worker), rank) for worker in workers]
+        return Passed(*np.array(own).T, *np.array(others).T)
+
+    def _has_worse(self, rank: int) -> bool:
+        books = (*self._own.values(), *self._others.values())
+        return any(max(ranks, default=rank) > rank for ranks in books)
+
+
+def _worse(amounts: Mapping[int, Amount] | None, rank: int) -> Amount:
+    found = [amount for r, amount in (amounts or {}).items() if r > rank]
+    return sum(requests for requests, _ in found), sum(tokens for _, tokens in found)

@@ -1,0 +1,116 @@
+"""Whom this ingress lets in, how long they may wait, and which gates are known to be full.
+
+Settings and requests -> `controllers.admission` and `controllers.full_gates`, which decide. Knows
+neither workers' caches nor what a request costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from controllers.admission import Admission
+from controllers.errors import Overloaded
+from controllers.full_gates import FullGates
+from controllers.placement import TableView
+from controllers.rate_limits import TenantLimits
+from controllers.waiting import Waiting
+from infra.settings import Settings
+from serve_app.fleet import Ask
+from serve_app.outcome import Outcome
+
+
+class Entrance:
+    """`clock` in seconds."""
+
+    def __init__(self, settings: Settings, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._settings = settings
+        self._admission = Admission(
+            settings.admission, _limits_of(settings), settings.http.num_ingress
+        )
+        self._full_gates = FullGates()
+
+    def configure(self, settings: Settings) -> None:
+        """New limits and bounds; nobody inside is sent away."""
+        self._settings = settings
+        self._admission.configure(
+            settings.admission, _limits_of(settings), self._clock(), settings.http.num_ingress
+        )
+
+    @property
+    def num_waiting(self) -> int:
+        """Let in, and without a first token."""
+        return self._admission.num_waiting
+
+    def weight_of(self, tenant: str) -> float:
+        return self._admission.weight_of(tenant)
+
+    def enter(self, ask: Ask, table: TableView) -> dict[str, Overloaded]:
+        """Let the request in; returns, by request id, what those hear that give way to it.
+
+        Raises RateLimited or Overloaded, with nothing changed.
+        """
+        displaced = self._admission.enter(self._waiting(ask, table))
+        return {
+            item.request_id: self._overloaded(
+                "too many requests wait, others come first", item.rank
+            )
+            for item in displaced
+        }
+
+    def started(self, outcome: Outcome) -> None:
+        """Its first token came."""
+        cached, ask = outcome.cached_tokens, outcome.ask
+        uncached = None if cached is None else ask.num_tokens - cached
+        self._admission.started(ask.request.request_id, uncached, self._clock())
+
+    def left(self, outcome: Outcome) -> None:
+        """It has ended, however."""
+        request_id = outcome.ask.request.request_id
+        self._admission.leave(request_id, outcome.has_started, self._clock())
+
+    def gate_refused(self, outcome: Outcome) -> None:
+        """The worker it was sent to did not take or keep it."""
+        ask = outcome.ask
+        self._full_gates.refused(
+            outcome.route.worker, ask.request.service_rank, ask.tenant, self._clock()
+        )
+
+    def full_gates(self, ask: Ask, workers: set[str]) -> set[str]:
+        """Workers that would refuse the request. Raises Overloaded if all would."""
+        rank = ask.request.service_rank
+        full = self._full_gates.among(workers, rank, ask.tenant, self._clock())
+        if full and full == workers:
+            raise self._overloaded(
+                f"all {len(full)} workers have as much waiting as they may", rank
+            )
+        return full
+
+    def ttft_left_ms(self, outcome: Outcome) -> float | None:
+        """Of the most that its tier allows for the first token; None: any time is in time."""
+        max_ttft_ms = self._settings.tiers.rule(outcome.ask.tier).max_ttft_ms
+        if max_ttft_ms is None or outcome.has_started:
+            return None
+        return max_ttft_ms - outcome.elapsed_ms()
+
+    def _overloaded(self, message: str, rank: int) -> Overloaded:
+        return Overloaded(message, self._admission.retry_after_s(rank, self._clock()))
+
+    def _waiting(self, ask: Ask, table: TableView) -> Waiting:
+        now, tokens = self._clock(), 0
+        if self._admission.needs_tokens(ask.tenant, now):
+            overlaps = table.overlap(ask.hashes).values()
+            best = max((overlap.num_blocks for overlap in overlaps), default=0)
+            tokens = ask.num_tokens - best * table.block_size
+        return Waiting(
+            request_id=ask.request.request_id,
+            uncached_tokens=tokens,
+            submitted_s=now,
+            rank=ask.request.service_rank,
+            tenant=ask.tenant,
+            weight=self._admission.weight_of(ask.tenant),
+        )
+
+
+def _limits_of(settings: Settings) -> dict[str, TenantLimits]:
+    return {name: tenant.limits for name, tenant in settings.tenants.items()}

@@ -1,0 +1,128 @@
+"""More work than the fleet can do: who is served, who is refused, and what clients are told."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import select
+import socket
+from collections.abc import Iterator
+from http.client import HTTPResponse
+from typing import Any
+
+import httpx
+
+from tests.cluster.eventually import eventually
+from tests.cluster.fleet import Fleet, wait_idle
+from tests.cluster.test_serving import NUM_PLACES, NUM_SLOTS, send
+
+COMPLETIONS = "/v1/completions"
+SLOWLY = "please be slow"  # 40 ms a token
+
+
+@contextlib.contextmanager
+def flood(fleet: Fleet, count: int) -> Iterator[list[socket.socket]]:
+    """So many batch requests of seconds each; they are given up in the end."""
+    with contextlib.ExitStack() as connections:
+        socks = []
+        for number in range(count):
+            prompt = f"{number} of a flood of {count} {SLOWLY} "
+            body = {"prompt": prompt, "max_tokens": 100, "request_type": "batch"}
+            socks.append(send(fleet.url, body))
+            connections.callback(socks[-1].close)
+        yield socks
+
+
+def num_queued(fleet: Fleet) -> int:
+    return sum(row["num_queued"] for row in fleet.views()[0]["workers"])
+
+
+def assert_queued(fleet: Fleet, at_least: int) -> None:
+    assert num_queued(fleet) >= at_least
+
+
+def num_refused(fleet: Fleet) -> int:
+    return sum(view["routing"]["refused_by_tier"].get("batch", 0) for view in fleet.views())
+
+
+def test_chats_pass_a_flood_of_batch_requests(fleet: Fleet) -> None:
+    refused = num_refused(fleet)
+    with flood(fleet, NUM_SLOTS + NUM_PLACES + 30) as socks:
+        eventually(lambda: assert_queued(fleet, NUM_SLOTS))
+        for number, client in enumerate(fleet.ingress_clients()):
+            body = {"prompt": f"chat {number} " * 4, "max_tokens": 5}
+            assert client.post(COMPLETIONS, json=body).status_code == 200
+        assert num_queued(fleet) > 0, "they came after the flood, not before its end"
+        eventually(lambda: assert_refused_more(fleet, refused))
+        assert 503 in {read(sock) for sock in answered(socks)}
+    wait_idle(fleet)
+
+
+def answered(socks: list[socket.socket]) -> list[socket.socket]:
+    """Those whose answer has begun."""
+    found, _, _ = select.select(socks, [], [], 1.0)
+    return found
+
+
+def read(sock: socket.socket) -> int:
+    """The status of an answer that is all there."""
+    with contextlib.closing(HTTPResponse(sock)) as answer:
+        answer.begin()
+        body = json.loads(answer.read())
+    if answer.status == 503:
+        assert (body["error"]["code"], body["error"]["type"]) == ("overloaded", "server_error")
+        assert int(answer.headers["retry-after"]) >= 1
+    return answer.status
+
+
+def assert_refused_more(fleet: Fleet, than: int) -> None:
+    assert num_refused(fleet) > than
+
+
+def test_who_may_not_wait_so_long_is_refused_and_does_not_hang(fleet: Fleet) -> None:
+    with flood(fleet, NUM_SLOTS + NUM_PLACES // 2):
+        eventually(lambda: assert_queued(fleet, 6))
+        body = {"prompt": "in a hurry " * 4, "max_tokens": 5, "request_type": "hurried"}
+        answer = fleet.http.post(COMPLETIONS, json=body)
+        assert num_queued(fleet) > 0
+    assert answer.status_code == 503
+    assert answer.json()["error"]["code"] == "overloaded"
+    wait_idle(fleet)
+
+
+def test_a_tenant_may_have_only_so_many_requests_at_a_time(fleet: Fleet) -> None:
+    (client, _) = fleet.ingress_clients()
+    headers = {"authorization": "Bearer one-by-one"}
+    long = {"prompt": "a long one " * 4, "max_tokens": 5000, "stream": True}
+    short = {"prompt": "a short one " * 4, "max_tokens": 1}
+    with client.stream("POST", COMPLETIONS, json=long, headers=headers) as stream:
+        assert stream.status_code == 200
+        answer = client.post(COMPLETIONS, json=short, headers=headers)
+        assert client.post(COMPLETIONS, json=short).status_code == 200
+    assert_limited(answer, "tenant 'one by one' may have 2 requests at a time")
+    assert answer.headers["retry-after"] == "1"
+    eventually(lambda: assert_served(client, short, headers))
+
+
+def assert_served(client: httpx.Client, body: dict[str, Any], headers: dict[str, str]) -> None:
+    assert client.post(COMPLETIONS, json=body, headers=headers).status_code == 200
+
+
+def test_a_tenant_over_its_rate_is_told_when_to_come_again(fleet: Fleet) -> None:
+    headers = {"authorization": "Bearer rare"}
+    body = {"prompt": "one in a while " * 4, "max_tokens": 1}
+    for client in fleet.ingress_clients():
+        assert_served(client, body, headers)
+        answer = client.post(COMPLETIONS, json=body, headers=headers)
+        assert_limited(answer, "tenant 'rare' is over 0.02 requests per second")
+        assert 90 < int(answer.headers["retry-after"]) <= 100
+
+
+def assert_limited(answer: httpx.Response, message: str) -> None:
+    assert answer.status_code == 429
+    assert answer.json()["error"] == {
+        "message": message,
+        "type": "rate_limit_error",
+        "param": None,
+        "code": "rate_limit_exceeded",
+    }
