@@ -23,19 +23,21 @@ UP_FLAGS = $(if $(CONFIG),--config "$(CONFIG)") $(if $(REPLICAS),--replicas "$(R
 FETCH_MODEL = from pathlib import Path; from serve_app.engine.model_store import *; \
 	ensure_default_model(Path('.cachelane/models'), print)
 
-.PHONY: help install up down test test-pure check bench clean
+.PHONY: help install up down test test-pure test-trtllm check bench proto clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make up        start Kafka, Ray and the service; Ctrl-C stops them. DETACH=1 returns when ready"
-	@echo "               REPLICAS=2 INGRESS=1 EXECUTOR=local|scripted MODEL=file.gguf KAFKA=host:port"
+	@echo "               REPLICAS=2 INGRESS=1 EXECUTOR=local|scripted|trtllm MODEL=file.gguf KAFKA=host:port"
 	@echo "               HTTP_PORT=8000 CONFIG=cachelane.yaml"
 	@echo "make down      stop what make up started"
 	@echo "make install   make $(VENV) (PYTHON=python3.12 chooses the interpreter)"
 	@echo "make test      all tests: first those without a broker, then those with a real one and a real Ray"
 	@echo "make test-pure  those of controllers/ only: seconds"
+	@echo "make test-trtllm  with the real TensorRT-LLM and a GPU: TRTLLM_TEST_MODEL=folder of a small model"
 	@echo "make check     ruff and mypy"
 	@echo "make bench     the demonstration: KV-aware routing against random routing"
+	@echo "make proto     generate the Python code of serve_app/proto/cachelane.proto"
 	@echo "make clean     stop everything, remove $(VENV) and .cachelane"
 
 install:
@@ -57,6 +59,11 @@ test: install
 test-pure: install
 	$(BIN)/python -m pytest -q -m pure --ignore tests/cluster
 
+# On a machine with a GPU and TensorRT-LLM; PYTHON is one that can import it.
+test-trtllm:
+	$(if $(PYTHON),$(PYTHON),$(BIN)/python) -m pytest -rs --timeout 1200 \
+		tests/contract/test_trtllm_signatures.py tests/contract/test_executors.py -k "trtllm"
+
 check: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -64,6 +71,9 @@ check: install
 
 bench: install
 	$(BIN)/python -m bench.demo
+
+proto: install
+	$(BIN)/python -m serve_app.proto.generate
 
 clean: down
 	rm -rf $(VENV) .cachelane

@@ -6,6 +6,7 @@ Jars and the default model are shared with the checkout's `.cachelane`: nothing 
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 import subprocess
 import sys
@@ -14,10 +15,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import yaml
 
 from infra.ports import free_ports
+from infra.process_session import session_members
+from infra.replica_processes import ReplicaProcess, replicas_of
 from infra.run_state import RunState, StateDir
+from infra.settings import load_settings, to_values
 from serve_app.client import first_model
 
 SHARED = Path(".cachelane")
@@ -37,6 +42,31 @@ class Fleet:
         state = StateDir.at(self.state_dir).load()
         assert state is not None, "it runs, so its state was saved"
         return state
+
+    def replicas(self) -> list[ReplicaProcess]:
+        return replicas_of(self.state().sessions["ray"].pid)
+
+    def processes(self) -> list[psutil.Process]:
+        """Of Ray and Serve."""
+        return session_members(self.state().sessions["ray"])
+
+    def redeploy(self, section: str, **changes: Any) -> None:
+        """Deploy again with other values of one section, as a changed configuration would."""
+        settings = to_values(load_settings(StateDir.at(self.state_dir).settings_file, env={}))
+        settings[section].update(changes)
+        path = self.state_dir / "changed.yaml"
+        path.write_text(yaml.safe_dump(settings))
+        state = self.state()
+        subprocess.run(
+            [sys.executable, "-m", "serve_app.deploy"],
+            input=json.dumps({"settings": str(path), "address": state.ray_address}) + "\n",
+            # The cluster's own, with its token: it was made when the fleet was started.
+            env=psutil.Process(state.sessions["ray"].pid).environ(),
+            text=True,
+            check=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
 
 
 @contextlib.contextmanager

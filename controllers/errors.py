@@ -5,7 +5,9 @@ CachelaneError
 |   +-- UnknownModel        (HTTP 404)
 |   +-- PromptTooLong       (HTTP 400, code context_length_exceeded)
 +-- NotReady                the fleet cannot serve yet (HTTP 503 + Retry-After)
-+-- Overloaded              a bound on waiting work was reached (HTTP 429 or 503 + Retry-After)
++-- Overloaded              the fleet has more work than it may hold (HTTP 503 + Retry-After)
+|   +-- WorkerFull          one worker's gate refused it; another worker may have room
+|   +-- RateLimited         the tenant is over a limit of its own (HTTP 429 + Retry-After)
 +-- SettingsError           a settings file or variable is wrong; names the path
 +-- EventError              a record of the log cannot be decoded or breaks a law
 +-- ExecutorError           the executor failed
@@ -60,6 +62,14 @@ class Overloaded(CachelaneError):
     def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class WorkerFull(Overloaded):
+    """A worker's gate does not take or keep the request; another worker may."""
+
+
+class RateLimited(Overloaded):
+    """The tenant is over a limit of its own, whatever the fleet could do."""
 
 
 class SettingsError(CachelaneError):

@@ -133,6 +133,8 @@ class Load(msgspec.Struct, tag="load", frozen=True, kw_only=True, omit_defaults=
     cached_blocks: dict[str, int] = {}  # medium -> resident blocks, in use or reusable
     hit_tokens: int = 0  # prompt tokens reused since the engine's start
     prompt_tokens: int = 0  # prompt tokens admitted since the engine's start
+    # Of what waits in the replica's gate: rank (0 the best) -> requests and their uncached tokens.
+    queued_by_rank: dict[int, tuple[int, int]] = {}
     is_stalled: bool = False  # a request's time ran out, and none got a token since
     iterations: list[Iteration] = []
 
@@ -203,14 +205,46 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScalingDecision(msgspec.Struct, frozen=True, kw_only=True):
-    """One record of `scaling`."""
+    """One record of `scaling`: how many replicas there should be, and what it was decided by.
+
+    Rates and latencies are of the last window. `demand` is seconds of prefill that arrive in one
+    second. Predictions are for `tier`, the one nearest to its SLO, with the old target and,
+    prefixed `new_`, with the new one. What is not known is null.
+    """
 
     schema: int
     ts_ms: int
     deployment: str
-    num_replicas: int
+    num_replicas: int  # running
     target_replicas: int
     reason: str
+    action: str = "hold"  # up, down, hold
+    is_advisory: bool = False  # nothing was done
+    old_target_replicas: int = 0
+    min_replicas: int = 0
+    max_replicas: int = 0
+    num_known: int = 0  # replicas whose figures were used
+    demand: float = 0.0
+    growth: float = 1.0  # the demand was taken so many times as large, as it will be
+    backlog_ms: float = 0.0
+    requests_per_s: float = 0.0
+    num_active: int = 0
+    num_waiting: int = 0
+    used_blocks: int = 0
+    total_blocks: int = 0
+    hit_rate: float | None = None
+    reasked_tokens_per_s: float = 0.0  # evicted, and computed again while still wanted
+    tier: str | None = None
+    ttft_slo_ms: float | None = None
+    itl_slo_ms: float | None = None
+    ttft_missed_share: float | None = None  # measured
+    itl_missed_share: float | None = None
+    utilisation: float | None = None
+    predicted_ttft_ms: float | None = None
+    predicted_itl_ms: float | None = None
+    new_utilisation: float | None = None
+    new_predicted_ttft_ms: float | None = None
+    new_predicted_itl_ms: float | None = None
 
 
 class Booking(msgspec.Struct, frozen=True, kw_only=True):

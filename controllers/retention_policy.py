@@ -12,7 +12,7 @@ Owns the settings' types, their defaults and their laws; `retention.plan` applie
 from __future__ import annotations
 
 import math
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -65,8 +65,14 @@ BUILT_IN_TYPES = {
 
 
 class RetentionPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Static tiers by request type. Types given here replace or join the built-in ones."""
+    """Static tiers by request type. Types given here replace or join the built-in ones.
 
+    `policy` learned: priorities and durations come from what is asked for again, see
+    `controllers.learned_retention`; of the tiers it takes what is worthless at once (`current` 0)
+    and whether the reply is kept (`decode`).
+    """
+
+    policy: Literal["static", "learned"] = "static"
     default_request_type: str = "interactive"
     request_types: dict[str, TypeRule] = {}
 

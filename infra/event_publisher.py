@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -72,10 +72,11 @@ class EventPublisher:
         topics: Topics,
         settings: EventSettings,
         max_record_bytes: int,
-        extra_queued: Callable[[], tuple[int, int]] = lambda: (0, 0),
+        extra_queued: Callable[[], Mapping[int, tuple[int, int]]] = dict,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`extra_queued() -> (requests, uncached tokens)` that wait in front of the executor."""
+        """`extra_queued()`: rank -> (requests, uncached tokens) that wait in front of the executor.
+        """
         self._clock = clock
         self._source = source
         self._identity = identity
@@ -203,10 +204,11 @@ class EventPublisher:
 
     def _load(self) -> Load:
         load = self._source.load()
-        num_queued, num_tokens = self._extra_queued()
+        by_rank = dict(self._extra_queued())
         fields = {name: getattr(load, name) for name in load.__struct_fields__}
-        fields["num_queued"] += num_queued
-        fields["queued_prefill_tokens"] += num_tokens
+        fields["num_queued"] += sum(num for num, _ in by_rank.values())
+        fields["queued_prefill_tokens"] += sum(tokens for _, tokens in by_rank.values())
+        fields["queued_by_rank"] = by_rank
         return Load(**fields)
 
     def _publish_snapshot(self) -> bool:

@@ -24,15 +24,22 @@ DISK_BYTES = 1_000_000_000  # jars 45 MB, default model 145 MB, Kafka's segments
 MAX_TRIED_PORTS = 100
 
 
-def check_port(host: str, port: int) -> None:
+def check_port(
+    host: str,
+    port: int,
+    name: str = "HTTP",
+    variable: str = "HTTP_PORT",
+    ways: str = "HTTP_PORT= or --http-port",
+) -> None:
+    """`name` is the protocol; `ways` to choose another port, `variable` the one in the example."""
     if port == 0 or can_bind(port, host):
         return
     tried = range(port + 1, min(port + MAX_TRIED_PORTS, 65536))
     free = next((other for other in tried if can_bind(other, host)), None)
-    advice = f", for example HTTP_PORT={free}" if free else ""
+    advice = f", for example {variable}={free}" if free else ""
     raise SetupError(
-        f"HTTP port {port} of {host} {_why_taken(port)}: "
-        f"stop that, or choose another port with HTTP_PORT= or --http-port{advice}"
+        f"{name} port {port} of {host} {_why_taken(port)}: "
+        f"stop that, or choose another port with {ways}{advice}"
     )
 
 
@@ -94,6 +101,15 @@ def check_model(path: str | None) -> None:
         raise SetupError(f"model file {path!r} does not exist: MODEL= wants a GGUF file")
     if not os.access(file, os.R_OK):
         raise SetupError(f"model file {path!r} is not readable: chmod +r it")
+
+
+def check_profiling(profiling: str) -> None:
+    """`executor.profiling`; without the program no replica could be started."""
+    if profiling == "nsys" and shutil.which("nsys") is None:
+        raise SetupError(
+            "executor.profiling is nsys, and no nsys is on PATH: install Nsight Systems, or set it "
+            "to off"
+        )
 
 
 def check_kafka(bootstrap_servers: str | None) -> None:

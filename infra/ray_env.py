@@ -55,17 +55,28 @@ def ray_environment(state_dir: Path) -> dict[str, str]:
         "RAY_USAGE_STATS_ENABLED": "0",
         "DASHBOARD_METRIC_PORT": str(dashboard_port),
         "RAY_ADDRESS": "",  # the user's other cluster
+        **serving_environment(),
+        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(fallback_port),
+        **_haproxy(ray_dir(state_dir) / "h", metrics_port, stats_port),
+        **_replica_ports(state_dir),
+    }
+
+
+def serving_environment() -> dict[str, str]:
+    """How Serve runs on any node of any cluster."""
+    return {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
-        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(fallback_port),
         # The default of 4 MiB is less than a long prompt's token ids.
         "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(MAX_MESSAGE_BYTES),
         # Serve looks after HAProxy as slowly as after a proxy of its own: half a minute by default.
-        "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
-        "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "2",
-        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "2",
-        **_haproxy(ray_dir(state_dir) / "h", metrics_port, stats_port),
-        **_replica_ports(state_dir),
+        # A dead one is told at once, three times in a row; the timeouts are for machines so busy
+        # that the manager answers late or starts slowly, while HAProxy serves.
+        "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "0.5",
+        "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "5",
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "10",
+        # After any change of replicas the old process serves its streams this long, then cuts them.
+        "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(LONGEST_STREAM_S),
     }
 
 
@@ -82,8 +93,6 @@ def _haproxy(folder: Path, metrics_port: int, stats_port: int) -> dict[str, str]
         f"{prefix}METRICS_PORT": str(metrics_port),
         f"{prefix}STATS_PORT": str(stats_port),
         f"{prefix}NBTHREAD": str(min(4, max(1, (os.cpu_count() or 1) // 2))),
-        # After any change of replicas the old process serves its streams this long, then cuts them.
-        f"{prefix}HARD_STOP_AFTER_S": str(LONGEST_STREAM_S),
         # The default of 30 s makes every stop wait that long.
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
     }

@@ -45,8 +45,12 @@ class RayHead:
             time.sleep(0.05)
 
 
-def start_ray_head(state: StateDir, ray_env: Mapping[str, str], num_cpus: int) -> RayHead:
+def start_ray_head(
+    state: StateDir, ray_env: Mapping[str, str], num_cpus: int, dashboard_port: int | None = None
+) -> RayHead:
     """Start it in a session of its own; `num_cpus` is what Ray may hand out, not what it uses.
+
+    `dashboard_port` None: without a dashboard, which takes a second and 100 MB.
 
     `ray_env` from `ray_environment`. Returns at once; see `RayHead.wait_until_ready`.
     """
@@ -54,7 +58,7 @@ def start_ray_head(state: StateDir, ray_env: Mapping[str, str], num_cpus: int) -
     address = f"{LOOPBACK}:{free_ports(1)[0]}"
     with ray_log(state).open("wb") as log:
         child = subprocess.Popen(
-            _command(folder, address, num_cpus),
+            [*_command(folder, address, num_cpus), *_dashboard(dashboard_port)],
             env=environment(**ray_env),
             cwd=state.path,
             stdin=subprocess.DEVNULL,
@@ -80,28 +84,44 @@ def _fresh_folder(folder: Path) -> Path:
 
 
 def _command(folder: Path, address: str, num_cpus: int) -> list[str]:
-    client, agent, agent_grpc, metrics, object_manager, node_manager = free_ports(6)
     return [
-        str(Path(sys.executable).with_name("ray")),
+        ray_program(),
         "start",
         "--head",
         "--block",
-        f"--node-ip-address={LOOPBACK}",
         f"--port={address.rpartition(':')[2]}",
-        f"--temp-dir={folder}",
         f"--num-cpus={num_cpus}",
+        f"--ray-client-server-port={free_ports(1)[0]}",
+        *node_options(folder),
+        "--include-log-monitor=false",
+        "--no-monitor",  # the cluster's own autoscaler: there is one machine
+    ]
+
+
+def ray_program() -> str:
+    return str(Path(sys.executable).with_name("ray"))
+
+
+def node_options(folder: Path, ip: str = LOOPBACK) -> list[str]:
+    """What keeps a node on `ip`, its files in `folder`, and off the ports of every other node."""
+    agent, agent_grpc, metrics, object_manager, node_manager = free_ports(5)
+    return [
+        f"--node-ip-address={ip}",
+        f"--temp-dir={folder}",
         f"--object-store-memory={OBJECT_STORE_BYTES}",
-        f"--ray-client-server-port={client}",
         f"--dashboard-agent-listen-port={agent}",
         f"--dashboard-agent-grpc-port={agent_grpc}",
         f"--metrics-export-port={metrics}",
         f"--object-manager-port={object_manager}",
         f"--node-manager-port={node_manager}",
-        "--include-dashboard=false",
-        "--include-log-monitor=false",
-        "--no-monitor",  # the cluster's own autoscaler: there is one machine
         "--disable-usage-stats",
     ]
+
+
+def _dashboard(port: int | None) -> list[str]:
+    if port is None:
+        return ["--include-dashboard=false"]
+    return ["--include-dashboard=true", f"--dashboard-host={LOOPBACK}", f"--dashboard-port={port}"]
 
 
 def remove_ray_dir(state: StateDir) -> None:

@@ -24,6 +24,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
 
     starter: ProcessId
     url: str
+    grpc: str = ""  # host:port, if it is on
     is_ready: bool = False
     bootstrap_servers: str = ""
     ray_address: str = ""

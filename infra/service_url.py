@@ -31,5 +31,14 @@ def not_ready_reason(url: str, timeout_s: float = 2.0) -> str | None:
 
 def url_of(settings: Settings) -> str:
     """As a client on this machine says it."""
-    host = settings.http.host
-    return f"http://{'127.0.0.1' if host in {'0.0.0.0', '::'} else host}:{settings.http.port}"
+    return f"http://{_reachable(settings.http.host)}:{settings.http.port}"
+
+
+def grpc_address_of(settings: Settings) -> str:
+    """host:port as a client on this machine says it; "" if gRPC is off."""
+    grpc = settings.grpc
+    return f"{_reachable(grpc.host)}:{grpc.port}" if grpc.enabled else ""
+
+
+def _reachable(host: str) -> str:
+    return "127.0.0.1" if host in {"0.0.0.0", "::"} else host

@@ -15,28 +15,42 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 import yaml
 
-from controllers.errors import SettingsError
+from controllers.admission import AdmissionSettings
+from controllers.autoscaling_settings import AutoscalingSettings
+from controllers.errors import SettingsError, SetupError
 from controllers.placement import PlacementSettings
 from controllers.retention import RetentionPolicy
 from controllers.service_tiers import TierPolicy
+from infra.settings_deploy import DeploySettings
 from infra.settings_errors import explain
 from infra.settings_sections import (
     EventSettings,
     ExecutorSettings,
     FailoverSettings,
+    GrpcSettings,
     HttpSettings,
     KafkaSettings,
     ModelSettings,
     Section,
     TenantSettings,
 )
+from infra.settings_trtllm import check_trtllm
 
 LOOPBACK_NAMES = "127.0.0.1,localhost,::1"
 ENV_PREFIX = "CACHELANE_"
 # These reach the ingress as user_config: changing them restarts no replica.
-POLICY_SECTIONS = ("routing", "retention", "tiers", "tenants", "failover")
+POLICY_SECTIONS = (
+    "routing",
+    "retention",
+    "tiers",
+    "tenants",
+    "failover",
+    "admission",
+    "autoscaling",
+)
 
 
 class Settings(Section, frozen=True):
@@ -48,10 +62,14 @@ class Settings(Section, frozen=True):
     retention: RetentionPolicy = RetentionPolicy()
     tiers: TierPolicy = TierPolicy()
     failover: FailoverSettings = FailoverSettings()
+    admission: AdmissionSettings = AdmissionSettings()
+    autoscaling: AutoscalingSettings = AutoscalingSettings()
     tenants: dict[str, TenantSettings] = msgspec.field(
         default_factory=lambda: {"default": TenantSettings()}
     )
     http: HttpSettings = HttpSettings()
+    grpc: GrpcSettings = GrpcSettings()
+    deploy: DeploySettings = DeploySettings()
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
@@ -91,6 +109,13 @@ def to_settings(values: Mapping[str, Any]) -> Settings:
     return settings
 
 
+def with_environment(values: Mapping[str, Any]) -> Settings:
+    """Plain values, with what this process's environment sets. Raises SettingsError."""
+    own = msgspec.json.decode(msgspec.json.encode(values))  # the environment writes into them
+    _apply_env(own, os.environ)
+    return to_settings(own)
+
+
 def to_values(settings: Settings) -> dict[str, Any]:
     """Inverse of to_settings: plain values for YAML or a Serve config."""
     values = msgspec.to_builtins(settings)
@@ -104,6 +129,21 @@ def environment(**extra: str) -> dict[str, str]:
     for name in ("no_proxy", "NO_PROXY"):  # gRPC and urllib would ask a proxy for loopback too
         env[name] = ",".join(filter(None, (env.get(name), LOOPBACK_NAMES)))
     return env
+
+
+def own_variables() -> dict[str, str]:
+    """This process's environment as it was given; for checks that look at it."""
+    return dict(os.environ)
+
+
+def environment_of(pid: int) -> dict[str, str]:
+    """That of another process of ours, as of Ray's head with its token. Raises SetupError."""
+    try:
+        return psutil.Process(pid).environ()
+    except psutil.Error as error:
+        raise SetupError(
+            f"cannot read the environment of process {pid}: run this as its user"
+        ) from (error)
 
 
 def _read_file(path: Path) -> dict[str, Any]:
@@ -151,6 +191,8 @@ def _check(settings: Settings) -> None:
             f"executor.max_batched_tokens: {batch.max_batched_tokens} must be larger than "
             f"executor.max_batch_size, {batch.max_batch_size}"
         )
+    if batch.kind == "trtllm":
+        check_trtllm(batch.trtllm, batch.block_size, batch.num_gpus)
     if "default" not in settings.tenants:
         raise SettingsError(f"tenants: must have 'default', got {sorted(settings.tenants)}")
     types = settings.retention.request_types
@@ -163,9 +205,25 @@ def _check(settings: Settings) -> None:
     keys = [key for tenant in settings.tenants.values() for key in tenant.api_keys]
     if len(keys) != len(set(keys)):
         raise SettingsError("tenants: an API key is given twice")
+    _check_grpc(settings)
     settings.retention.check()
     settings.tiers.check()
+    settings.autoscaling.check()
+    longest_s = settings.http.request_timeout_s
+    if longest_s is not None and longest_s > settings.autoscaling.drain_timeout_s:
+        raise SettingsError(
+            f"autoscaling.drain_timeout_s: {settings.autoscaling.drain_timeout_s} must be at least "
+            f"http.request_timeout_s, {longest_s}: a stopping replica would cut its streams"
+        )
     _check_finite("", to_values(settings))
+
+
+def _check_grpc(settings: Settings) -> None:
+    """Its clients and every ingress must agree on the port."""
+    port = settings.grpc.port
+    if settings.grpc.enabled and port in {0, settings.http.port}:
+        why = "http.port too" if port else "any free port, which no client can know"
+        raise SettingsError(f"grpc.port: {port} is {why}")
 
 
 def _check_finite(path: str, value: Any) -> None:

@@ -11,6 +11,9 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from controllers.rate_limits import TenantLimits
+from infra.settings_trtllm import TrtllmSettings
+
 Positive = Annotated[int, Meta(ge=1)]
 NonNegative = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(gt=0)]
@@ -23,8 +26,8 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class ModelSettings(Section, frozen=True):
-    # GGUF file, or for the scripted executor also a folder with tokenizer.json, whose tokenizer it
-    # then uses. None: the default model, fetched once; none for the scripted executor.
+    # GGUF file; for TensorRT-LLM a Hugging Face folder; for the scripted executor either, whose
+    # tokenizer it then uses. None: the default model, fetched once; none for the scripted executor.
     path: str | None = None
     name: str | None = None  # as clients say it; None: the model file's own name
 
@@ -44,7 +47,7 @@ class ScriptedSettings(Section, frozen=True):
 
 
 class ExecutorSettings(Section, frozen=True):
-    kind: Literal["local", "scripted"] = "local"
+    kind: Literal["local", "scripted", "trtllm"] = "local"
     num_replicas: Positive = 2
     block_size: Positive = 32  # tokens
     num_gpu_blocks: Positive = 512  # the first medium; main memory when the engine runs on a CPU
@@ -53,12 +56,17 @@ class ExecutorSettings(Section, frozen=True):
     max_batch_size: Positive = 16  # sequences that run together
     max_batched_tokens: Positive = 512  # tokens of one iteration
     max_waiting_requests: Positive = 1000  # at one replica's gate; more is refused with 503
+    max_waiting_tokens: Positive | None = None  # their uncached tokens; None: any
+    # Places of the batch that better ranks may keep free, as far as they have needed them lately.
+    max_kept_share: Annotated[float, Meta(ge=0, le=1)] = 0.5
     host_offload_min_retention_priority: Annotated[int, Meta(ge=0, le=100)] = 30
     num_threads: Positive = 1  # BLAS threads of one engine
     event_buffer_size: Positive = 65536  # events
+    profiling: Literal["off", "nsys"] = "off"  # nsys: start replicas so that it can trace them
     num_cpus: Annotated[float, Meta(ge=0)] = 0.0  # Ray resources of one replica
-    num_gpus: Annotated[float, Meta(ge=0)] = 0.0
+    num_gpus: Annotated[float, Meta(ge=0)] | None = None  # None: as many as the executor needs
     scripted: ScriptedSettings = ScriptedSettings()
+    trtllm: TrtllmSettings = TrtllmSettings()
 
 
 class KafkaSettings(Section, frozen=True):
@@ -93,12 +101,15 @@ class TenantSettings(Section, frozen=True):
     salt: NotEmpty | None = None
     max_retention_priority: Annotated[int, Meta(ge=0, le=100)] = 100
     default_request_type: str | None = None
+    limits: TenantLimits = TenantLimits()
 
 
 class FailoverSettings(Section, frozen=True):
     """What happens to a request whose worker fails."""
 
-    max_attempts: Positive = 3  # on different workers, the first one included
+    # Workers it may be tried on, the first one included. What fails twice may be the request's own
+    # doing, and would take down one worker after the other; one that is full is not counted.
+    max_attempts: Positive = 2
     resume_streams: bool = True  # go on elsewhere in mid-stream; False: the client gets an error
 
 
@@ -106,6 +117,7 @@ class HttpSettings(Section, frozen=True):
     host: str = "127.0.0.1"
     port: Port = 8000
     num_ingress: Positive = 1
+    num_cpus: Annotated[float, Meta(ge=0)] = 0.0  # Ray resources of one ingress replica
     max_body_bytes: Positive = 8_000_000
     max_ongoing_requests: Positive = 1000  # of one ingress replica
     request_timeout_s: Seconds | None = None

@@ -29,7 +29,7 @@ from infra.process_session import ProcessId
 from infra.ray_env import ray_environment
 from infra.ray_head import RayHead, last_line, ray_log, start_ray_head
 from infra.run_state import RunState, StateDir
-from infra.service_url import not_ready_reason, url_of
+from infra.service_url import grpc_address_of, not_ready_reason, url_of
 from infra.settings import Settings, environment, to_values
 from infra.shutdown import shut_down
 from infra.together import run_together
@@ -76,15 +76,23 @@ class Supervisor:
         self._settings = settings
         self._parts = parts
         self._progress = progress
-        self._run = RunState(starter=_this_process(), url=url_of(settings))
+        self._run = RunState(
+            starter=_this_process(), url=url_of(settings), grpc=grpc_address_of(settings)
+        )
 
     def check(self) -> None:
         """Raises SetupError naming what this machine lacks."""
         http = self._settings.http
         preflight.check_interpreter()
         preflight.check_port(http.host, http.port)
+        grpc = self._settings.grpc
+        if grpc.enabled:
+            variable = "CACHELANE_GRPC__PORT"
+            ways = f"grpc.port or {variable}="
+            preflight.check_port(grpc.host, grpc.port, "gRPC", variable, ways)
         preflight.check_disk(self._state.path)
         preflight.check_shared_memory()
+        preflight.check_profiling(self._settings.executor.profiling)
         preflight.check_kafka(self._settings.kafka.bootstrap_servers)
 
     def start(self) -> RunState:
@@ -132,8 +140,9 @@ class Supervisor:
 
     def _num_cpus(self) -> int:
         """Enough that no replica waits for a core that Ray thinks is taken; nothing is pinned."""
-        executor = self._settings.executor
-        return math.ceil(executor.num_replicas * executor.num_cpus) + max(2, os.cpu_count() or 1)
+        executor, http = self._settings.executor, self._settings.http
+        wanted = executor.num_replicas * executor.num_cpus + http.num_ingress * http.num_cpus
+        return math.ceil(wanted) + max(2, os.cpu_count() or 1)
 
     def _start_broker(self) -> str:
         own = self._settings.kafka.bootstrap_servers

@@ -13,11 +13,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from controllers.errors import EventError
-from controllers.events import Load, decode_batch
+from controllers.events import Load, Removed, decode_batch
 from controllers.routing_table import RoutingTable
 from controllers.worker_state import Applied, Outcome
 from infra.event_bus_base import Bus, Reader, Record, ResetRequired, Topics
@@ -33,6 +33,7 @@ BACKLOG = 500
 FORGET_STRANGERS_S = 60.0
 
 OnLoad = Callable[[str, Load, float], None]
+OnRemoved = Callable[[str, Sequence[str], float], None]
 AskForSnapshots = Callable[[list[str]], None]
 
 
@@ -62,6 +63,7 @@ class TableFeed:
         table: RoutingTable,
         settings: EventSettings,
         on_load: OnLoad,
+        on_removed: OnRemoved | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.lock = threading.RLock()
@@ -71,6 +73,7 @@ class TableFeed:
         self._topic = topics.kv_events
         self._settings = settings
         self._on_load = on_load
+        self._on_removed = on_removed
         self._clock = clock
         self._ask: AskForSnapshots = lambda workers: None
         self._members: frozenset[str] = frozenset()
@@ -160,6 +163,8 @@ class TableFeed:
             for event in batch.events:
                 if isinstance(event, Load):
                     self._on_load(batch.worker, event, self._clock())
+                elif isinstance(event, Removed) and self._on_removed is not None:
+                    self._on_removed(batch.worker, event.hashes, self._clock())
 
     def _count(self, worker: str, applied: Applied) -> None:
         self.counters.num_gaps += applied.num_missing

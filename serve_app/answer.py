@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 from serve_app.executors.base import TokenChunk
 from serve_app.responses import Usage
 from serve_app.stream import Choice, Delta
 from serve_app.tokenizer import StreamDecoder, Tokenizer
 from serve_app.work import Work
+
+
+class Gain(NamedTuple):
+    """What came for one choice. `token_ids` end with the one that completed a stop string."""
+
+    choice: int  # its index in the answer
+    delta: Delta
+    token_ids: Sequence[int]
 
 
 class Answer:
@@ -27,16 +38,17 @@ class Answer:
     def is_finished(self) -> bool:
         return self._total_unfinished == 0
 
-    def feed(self, prompt: int, chunk: TokenChunk) -> tuple[int, Delta]:
-        """The choice's index in the answer, and what it gained."""
+    def feed(self, prompt: int, chunk: TokenChunk) -> Gain:
         if self._cached_tokens[prompt] is None:
             self._cached_tokens[prompt] = chunk.cached_tokens
         index = prompt * self._work.n + chunk.index
-        delta = self._choices[index].feed(chunk)
+        choice = self._choices[index]
+        num_before = choice.num_tokens
+        delta = choice.feed(chunk)
         if delta.finish_reason is not None:
             self._num_unfinished[prompt] -= 1
             self._total_unfinished -= 1
-        return index, delta
+        return Gain(index, delta, chunk.token_ids[: choice.num_tokens - num_before])
 
     def is_prompt_finished(self, prompt: int) -> bool:
         return self._num_unfinished[prompt] == 0

@@ -15,7 +15,7 @@ from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.routing import Route as HttpRoute
 
-from controllers.errors import CachelaneError, UnknownModel
+from controllers.errors import CachelaneError
 from infra.settings import Settings
 from serve_app.asgi import ClientGone, Receive, Scope, Send, send_json
 from serve_app.chat import Chat
@@ -26,7 +26,6 @@ from serve_app.generation import Generation, Prepare, prepared
 from serve_app.http_errors import error_body, problem_of
 from serve_app.openapi import describe_api
 from serve_app.prepare import Preparer
-from serve_app.protocol import shown
 from serve_app.responses import ModelCard
 from serve_app.tokenizer import Tokenizer
 from serve_app.work import Caller, Work
@@ -90,15 +89,26 @@ class _Edge:
     def either(self, data: bytes, caller: Caller, info: ExecutorInfo) -> Work:
         return self._preparer.either(data, caller, info)
 
-    def model(self) -> ModelCard:
-        """Raises NotReady."""
+    def models(self) -> list[ModelCard]:
+        """The model, then its adapters. Raises NotReady."""
+        info, models = self.fleet.info(), self._preparer.models
+        return [self._card(name, info) for name in models.names(info)]
+
+    def model(self, asked: str) -> ModelCard:
+        """Raises UnknownModel or NotReady."""
         info = self.fleet.info()
+        self._preparer.models.adapter(asked, info)
+        return self._card(asked, info)
+
+    def _card(self, name: str, info: ExecutorInfo) -> ModelCard:
+        base = self._preparer.models.base(info)
         return {
-            "id": self._preparer.model_name(info),
+            "id": name,
             "object": "model",
             "created": self._started,
             "owned_by": "cachelane",
             "max_model_len": info.max_seq_len,
+            "parent": None if name == base else base,
         }
 
 
@@ -125,7 +135,7 @@ class _Explain:
 
 def _add_reads(app: FastAPI, edge: _Edge) -> None:
     routes: dict[str, Callable[..., object]] = {
-        "/v1/models": lambda: {"object": "list", "data": [edge.model()]},
+        "/v1/models": lambda: {"object": "list", "data": edge.models()},
         "/health": lambda: {"status": "ok"},
         "/fleet": edge.fleet.describe,
     }
@@ -154,10 +164,7 @@ def _ready(edge: _Edge) -> Endpoint:
 
 def _model(edge: _Edge) -> Endpoint:
     async def endpoint(request: Request) -> Response:
-        card, asked = edge.model(), request.path_params["model_id"]
-        if asked != card["id"]:
-            raise UnknownModel("model", f"{shown(asked)} is not served here, {card['id']!r} is")
-        return _json(200, card)
+        return _json(200, edge.model(request.path_params["model_id"]))
 
     return endpoint
 

@@ -1,7 +1,8 @@
 """Settings -> Serve application. The only place with deployment options.
 
-What changes without restarting a GPU replica travels in `user_config` of the ingress: routing,
-retention and tenants. Everything else is a constructor argument, and changing it rolls replicas.
+What changes without restarting a GPU replica travels in `user_config`: POLICY_SECTIONS in that of
+the ingress, autoscaling in that of the executor as well. Everything else is a constructor
+argument, and changing it rolls replicas.
 """
 
 from __future__ import annotations
@@ -17,9 +18,16 @@ from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
 from ray.serve.schema import LoggingConfig
 
-from infra.settings import POLICY_SECTIONS, Settings, to_settings, to_values
+from infra.settings import Settings, to_settings, to_values
+from serve_app.executor_resources import executor_resources
 from serve_app.ingress import Ingress
 from serve_app.replica import ExecutorReplica
+from serve_app.scaling_config import (
+    constructor_arguments,
+    executor_policies,
+    policies,
+    replica_options,
+)
 
 APP_NAME = "cachelane"
 ROUTER_CLASS = "serve_app.router:KvAwareRouter"
@@ -28,8 +36,6 @@ ROUTER_CLASS = "serve_app.router:KvAwareRouter"
 MAX_ONGOING_PER_REPLICA = 10_000
 HEALTH_PERIOD_S = 2.0
 HEALTH_TIMEOUT_S = 5.0
-# A replica that stops keeps serving its streams for this long.
-GRACEFUL_SHUTDOWN_S = 120.0
 
 # A line for every request costs more than routing it.
 QUIET = LoggingConfig(enable_access_log=False)
@@ -38,12 +44,10 @@ QUIET = LoggingConfig(enable_access_log=False)
 def build(args: dict[str, Any]) -> Application:
     """The Serve application, for import_path; `args` = {"settings": plain values}."""
     settings = to_settings(args.get("settings", {}))
-    values = to_values(settings)
-    policies = {name: values.pop(name) for name in POLICY_SECTIONS}
-    http = values.pop("http")
+    arguments = constructor_arguments(settings)
+    values = {name: arguments[name] for name in arguments if name not in ("http", "grpc")}
     executor = fixed(executor_deployment(settings), values).bind(values)
-    arguments = {**values, "http": http}
-    return fixed(ingress_deployment(settings, policies), arguments).bind(arguments, executor)
+    return fixed(ingress_deployment(settings), arguments).bind(arguments, executor)
 
 
 def fixed(deployment: Any, arguments: dict[str, Any]) -> Any:
@@ -60,31 +64,32 @@ def executor_deployment(settings: Settings) -> Any:
     options = settings.executor
     return serve.deployment(ExecutorReplica).options(
         name="Executor",
-        num_replicas=options.num_replicas,
+        **replica_options(settings),
+        user_config=executor_policies(settings),
         max_ongoing_requests=MAX_ONGOING_PER_REPLICA,
-        ray_actor_options={"num_cpus": options.num_cpus, "num_gpus": options.num_gpus},
+        **executor_resources(options),
         logging_config=QUIET,
         health_check_period_s=HEALTH_PERIOD_S,
         health_check_timeout_s=HEALTH_TIMEOUT_S,
         graceful_shutdown_wait_loop_s=0.2,
-        graceful_shutdown_timeout_s=GRACEFUL_SHUTDOWN_S,
+        graceful_shutdown_timeout_s=settings.autoscaling.drain_timeout_s,
         request_router_config=RequestRouterConfig(request_router_class=ROUTER_CLASS),
     )
 
 
-def ingress_deployment(settings: Settings, policies: dict[str, Any]) -> Any:
+def ingress_deployment(settings: Settings) -> Any:
     """HTTP edge with the table and the router in its process."""
     return serve.deployment(serve.ingress()(Ingress)).options(
         name="Ingress",
         num_replicas=settings.http.num_ingress,
         max_ongoing_requests=settings.http.max_ongoing_requests,
-        ray_actor_options={"num_cpus": 0},
-        user_config=policies,
+        ray_actor_options={"num_cpus": settings.http.num_cpus},
+        user_config=policies(settings),
         logging_config=QUIET,
         health_check_period_s=HEALTH_PERIOD_S,
         health_check_timeout_s=HEALTH_TIMEOUT_S,
         graceful_shutdown_wait_loop_s=0.2,
-        graceful_shutdown_timeout_s=GRACEFUL_SHUTDOWN_S,
+        graceful_shutdown_timeout_s=settings.autoscaling.drain_timeout_s,
     )
 
 

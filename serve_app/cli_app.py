@@ -6,9 +6,14 @@ import typer
 
 from serve_app.cli_chat import chat
 from serve_app.cli_config import config
+from serve_app.cli_doctor import doctor
+from serve_app.cli_engine import engine
 from serve_app.cli_events import events
 from serve_app.cli_fleet import fleet
 from serve_app.cli_lifecycle import down, status, up
+from serve_app.cli_plan import plan
+from serve_app.cli_profile import profile
+from serve_app.cli_simulate import simulate
 
 app = typer.Typer(
     help="KV-cache-aware serving on Ray Serve.",
@@ -16,6 +21,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (up, down, status, fleet, events, chat):
+for command in (up, down, status, fleet, events, chat, plan, doctor, profile, simulate):
     app.command()(command)
 app.add_typer(config, name="config")
+app.add_typer(engine, name="engine")

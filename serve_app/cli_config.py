@@ -8,7 +8,15 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from infra.settings import POLICY_SECTIONS, Settings, load_settings, to_values
+from infra.deploy.render import render_all
+from infra.settings import Settings, load_settings
+from serve_app.executor_resources import executor_resources
+from serve_app.scaling_config import (
+    constructor_arguments,
+    executor_policies,
+    policies,
+    replica_options,
+)
 
 config = typer.Typer(help="Look at a settings file.", no_args_is_help=True)
 
@@ -38,10 +46,21 @@ def serve(
     typer.echo(yaml.safe_dump(serve_config(settings), sort_keys=False), nl=False)
 
 
+@config.command()
+def deploy(
+    file: Annotated[Path, typer.Argument(help="Settings file (YAML).")],
+    out: Annotated[Path, typer.Option("--out", help="Folder to write to.")] = Path("deploy"),
+) -> None:
+    """Write the files that launch a fleet: Ray cluster, Serve, KubeRay, topics, compose."""
+    settings = load_settings(file, env={})
+    out.mkdir(parents=True, exist_ok=True)
+    for name, text in render_all(settings, serve_config(settings)).items():
+        (out / name).write_text(text, "utf-8")
+        typer.echo(out / name)
+
+
 def serve_config(settings: Settings) -> dict[str, Any]:
     """A Ray Serve configuration file as plain values."""
-    values = to_values(settings)
-    policies = {name: values.pop(name) for name in POLICY_SECTIONS}
     http = settings.http
     return {
         "proxy_location": "EveryNode",
@@ -51,21 +70,22 @@ def serve_config(settings: Settings) -> dict[str, Any]:
                 "name": APP_NAME,
                 "route_prefix": "/",
                 "import_path": IMPORT_PATH,
-                "args": {"settings": values},
+                "args": {"settings": constructor_arguments(settings)},
                 "deployments": [
                     {
                         "name": "Ingress",
                         "num_replicas": http.num_ingress,
                         "max_ongoing_requests": http.max_ongoing_requests,
-                        "user_config": policies,
+                        "ray_actor_options": {"num_cpus": http.num_cpus},
+                        "user_config": policies(settings),
+                        "graceful_shutdown_timeout_s": settings.autoscaling.drain_timeout_s,
                     },
                     {
                         "name": "Executor",
-                        "num_replicas": settings.executor.num_replicas,
-                        "ray_actor_options": {
-                            "num_cpus": settings.executor.num_cpus,
-                            "num_gpus": settings.executor.num_gpus,
-                        },
+                        **replica_options(settings),
+                        "user_config": executor_policies(settings),
+                        "graceful_shutdown_timeout_s": settings.autoscaling.drain_timeout_s,
+                        **executor_resources(settings.executor),
                     },
                 ],
             }

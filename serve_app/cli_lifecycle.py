@@ -36,7 +36,7 @@ def up(
     config: Annotated[Path | None, typer.Option(help="Settings file (YAML).")] = None,
     replicas: Annotated[int | None, typer.Option(help="Executor replicas.")] = None,
     ingress: Annotated[int | None, typer.Option(help="Ingress replicas.")] = None,
-    executor: Annotated[str | None, typer.Option(help="local or scripted.")] = None,
+    executor: Annotated[str | None, typer.Option(help="local, scripted or trtllm.")] = None,
     model: Annotated[str | None, typer.Option(help="GGUF file; default: fetched once.")] = None,
     kafka: Annotated[str | None, typer.Option(help="host:port of a Kafka of yours.")] = None,
     http_port: Annotated[int | None, typer.Option(help="Port of the service.")] = None,
@@ -99,7 +99,8 @@ def _start(state: StateDir, settings: Settings) -> RunState:
     )
     with StartProgress(console()) as progress:
         run = Supervisor(state, settings, parts, progress).start()
-    typer.echo(banner(run.url, first_model(run.url), time.monotonic() - started_s, state.path))
+    elapsed_s = time.monotonic() - started_s
+    typer.echo(banner(run.url, first_model(run.url), elapsed_s, state.path, run.grpc))
     return run
 
 
@@ -117,10 +118,12 @@ def _stay(state: StateDir, run: RunState) -> None:
     raise SetupError(f"Ray ended: see {state.logs / 'ray'}")
 
 
-def banner(url: str, model: str, elapsed_s: float, state_dir: Path) -> str:
+def banner(url: str, model: str, elapsed_s: float, state_dir: Path, grpc: str = "") -> str:
     """What to do now; each part works as printed."""
+    about = "cachelane.v1.Cachelane; health and reflection are on"
+    grpc_line = f"\ngRPC: {grpc} ({about})" if grpc else ""
     return f"""
-Cachelane serves {model} at {url} (ready in {elapsed_s:.0f} s)
+Cachelane serves {model} at {url} (ready in {elapsed_s:.0f} s){grpc_line}
 
 curl -s {url}/v1/chat/completions -H 'Content-Type: application/json' \
 -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "{QUESTION}"}}], \
@@ -175,6 +178,7 @@ def describe(run: RunState | None) -> dict[str, Any]:
         "status": "ready" if reason is None else ("not ready" if run.is_ready else "starting"),
         **({} if reason is None else {"reason": reason}),
         "url": run.url,
+        **({"grpc": run.grpc} if run.grpc else {}),
         "kafka": run.bootstrap_servers,
         "ray": run.ray_address,
         "up": _pid(run.starter),

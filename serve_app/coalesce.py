@@ -39,9 +39,9 @@ async def coalesce(source: AsyncIterator[T], min_interval_s: float) -> AsyncIter
             if items or pump.done():
                 news.set()
     finally:
-        if not pump.done():
-            pump.cancel()
-            await asyncio.gather(pump, return_exceptions=True)
+        pump.cancel()
+        # Also when it ended by itself: an error that nobody will ask for any more has been seen.
+        await asyncio.gather(pump, return_exceptions=True)
 
 
 async def _fill(source: AsyncIterator[T], items: list[T], news: asyncio.Event) -> None:

@@ -49,6 +49,8 @@ def describe_routing(counters: RoutingCounters) -> dict[str, Any]:
     return {
         "decisions": dict(sorted(counters.num_by_reason.items())),
         "outcomes": dict(sorted(counters.num_by_status.items())),
+        "refused_by_tier": dict(sorted(counters.num_refused_by_tier.items())),
+        "rate_limited_by_tenant": dict(sorted(counters.num_limited_by_tenant.items())),
         "retries": counters.num_retries,
         "prompt_tokens": counters.prompt_tokens,
         "predicted_cached_tokens": counters.predicted_cached_tokens,
@@ -67,6 +69,7 @@ def _unknown_worker(uid: str, dp_rank: int, worker: str, member: Member) -> dict
         "stale_reason": "not heard of yet",
         "heard_ms_ago": None,
         "num_blocks": member.info.num_blocks,
+        "features": member.info.features,
         "resident_blocks": {},
         "resident_blocks_by_retention_priority": {},
         "num_active": 0,

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from controllers.prompt_use import PromptUse
 from serve_app.executors.base import ExecutorInfo, GenerateRequest, TokenChunk
 
 
@@ -26,6 +27,8 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     tier: str
     tenant: str
     pinned_worker: str | None = None
+    # What learned retention plans by, once the worker is known; None: `request.retention` stands.
+    prompt_use: PromptUse | None = None
 
 
 @dataclass

@@ -30,6 +30,7 @@ from serve_app.envelope import DONE, Envelope, sse
 from serve_app.executors.base import ExecutorInfo
 from serve_app.feed import Feed
 from serve_app.fleet import Fleet, Route
+from serve_app.gather import gains, joined
 from serve_app.http_errors import problem_of
 from serve_app.stream import Delta
 from serve_app.token_names import TokenNames
@@ -127,7 +128,7 @@ class _Run:
 
     async def _stream(self, feed: Feed, answer: Answer, writer: Writer) -> None:
         while not answer.is_finished:
-            events = [writer.events(*gain) for gain in await _gains(feed, answer)]
+            events = [writer.events(gain.choice, gain.delta) for gain in await gains(feed, answer)]
             if not self._is_streaming:
                 await self._start_stream(feed.routes)
             data = b"".join(events)
@@ -137,11 +138,11 @@ class _Run:
                 await self._write(data, has_more=not answer.is_finished)
 
     async def _collect(self, feed: Feed, answer: Answer, writer: Writer, num_choices: int) -> None:
-        gains: list[list[Delta]] = [[] for _ in range(num_choices)]
+        deltas: list[list[Delta]] = [[] for _ in range(num_choices)]
         while not answer.is_finished:
-            for index, delta in await _gains(feed, answer):
-                gains[index].append(delta)
-        body = writer.document([_joined(deltas) for deltas in gains], answer.usage())
+            for gain in await gains(feed, answer):
+                deltas[gain.choice].append(gain.delta)
+        body = writer.document([joined(found) for found in deltas], answer.usage())
         headers = [*route_headers(feed.routes), *self._id_headers()]
         await send_bytes(self._send, 200, body, headers)
 
@@ -171,23 +172,6 @@ class _Run:
             return []
         shown = self._client_id[:128] if self._client_id else self._request_id
         return [(b"x-request-id", shown.encode("latin-1"))]
-
-
-async def _gains(feed: Feed, answer: Answer) -> list[tuple[int, Delta]]:
-    """What came, by choice; a prompt whose choices all ended is stopped at once."""
-    gains = []
-    for prompt, chunk in await feed.next():
-        gains.append(answer.feed(prompt, chunk))
-        if answer.is_prompt_finished(prompt):
-            feed.stop(prompt)
-    return gains
-
-
-def _joined(deltas: Sequence[Delta]) -> Delta:
-    text = "".join(delta.text for delta in deltas)
-    tokens = [token for delta in deltas for token in delta.tokens]
-    reasons = (delta.finish_reason for delta in deltas if delta.finish_reason is not None)
-    return Delta(text, tokens, next(reasons, None))
 
 
 def route_headers(routes: Sequence[Route]) -> list[tuple[bytes, bytes]]:

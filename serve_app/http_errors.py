@@ -12,6 +12,7 @@ from controllers.errors import (
     InvalidRequest,
     NotReady,
     Overloaded,
+    RateLimited,
     RequestAborted,
     UnknownModel,
 )
@@ -39,8 +40,10 @@ def problem_of(error: BaseException, request_id: str) -> HttpProblem:
         return _invalid(error)
     if isinstance(error, NotReady):
         return _retry_later(503, "not_ready", str(error), error.retry_after_s)
+    if isinstance(error, RateLimited):
+        return _retry_later(429, "rate_limit_exceeded", str(error), error.retry_after_s)
     if isinstance(error, Overloaded):
-        return _retry_later(429, "overloaded", str(error), error.retry_after_s)
+        return _retry_later(503, "overloaded", str(error), error.retry_after_s)
     if isinstance(error, ExecutorDead | RequestAborted):
         return _retry_later(503, "worker_failed", str(error), 1.0)
     if isinstance(error, ExecutorError):

@@ -9,17 +9,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from controllers.errors import ModelFileError, SetupError
+from controllers.errors import ModelFileError, SettingsError, SetupError
 from infra import preflight
 from infra.settings import Settings
 from serve_app.chat import Chat
 from serve_app.engine.config import ModelConfig
 from serve_app.engine.gguf import GgufFile
 from serve_app.engine.model_store import ensure_default_model
+from serve_app.executors.trtllm import check_installed
+from serve_app.executors.trtllm_config import max_seq_len_of
+from serve_app.executors.trtllm_model import read_model_facts
 from serve_app.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
 
 # Where a node that was started without `cachelane up` keeps the default model.
 NODE_MODELS_DIR = Path("~/.cache/cachelane/models")
+
+NO_FOLDER = "model.path: the TensorRT-LLM executor needs a Hugging Face folder (MODEL=folder)"
 
 Say = Callable[[str], None]
 
@@ -41,6 +46,8 @@ def fetch_model(settings: Settings, models_dir: Path, say: Say) -> str:
     """
     if settings.model.path is None and settings.executor.kind == "scripted":
         return ""
+    if settings.model.path is None and settings.executor.kind == "trtllm":
+        raise ModelFileError(NO_FOLDER)
     if settings.model.path is not None:
         path = Path(settings.model.path).expanduser()
         if not path.exists():
@@ -54,6 +61,9 @@ def check_model(settings: Settings) -> None:
 
     Raises SetupError, in a fraction of a second and not after everything else has started.
     """
+    if settings.executor.kind == "trtllm":
+        _check_trtllm(settings)
+        return
     if settings.model.path is None:
         return
     preflight.check_model(settings.model.path)
@@ -66,6 +76,20 @@ def check_model(settings: Settings) -> None:
                 ModelConfig.from_gguf(file)
     except ModelFileError as error:
         raise SetupError(f"{error}: MODEL= wants a GGUF file of the Llama family") from error
+
+
+def _check_trtllm(settings: Settings) -> None:
+    """The package is looked for, not imported: that takes many seconds."""
+    try:
+        check_installed()
+        if settings.model.path is None:
+            raise ModelFileError(NO_FOLDER)
+        path = Path(settings.model.path).expanduser()
+        facts = read_model_facts(path)
+        max_seq_len_of(settings.executor, facts)
+        load_text(path)
+    except (ModelFileError, SettingsError) as error:
+        raise SetupError(str(error)) from error
 
 
 def model_path_on_this_node(settings: Settings) -> Path | None:

@@ -81,8 +81,8 @@ def _errors() -> dict[str, Any]:
         "401": "The API key is missing or unknown",
         "404": "The model is not served here",
         "413": "The body is too large",
-        "429": "Too much work is waiting; see Retry-After",
-        "503": "No worker can serve yet; see Retry-After",
+        "429": "The tenant is over a limit of its own; see Retry-After",
+        "503": "Too much work is waiting, or no worker can serve yet; see Retry-After",
     }
     return {
         status: {"description": meaning, "content": content} for status, meaning in meanings.items()

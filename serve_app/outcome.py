@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from controllers.errors import Overloaded
 from controllers.events import SCHEMA, Decision
 from controllers.placement import Placed
 from serve_app.executors.base import TokenChunk
@@ -21,7 +22,9 @@ class Outcome:
         self.ask = ask
         self.current = ask  # what the next attempt runs: the request, or what is left of it
         self.route = route
-        self.status = ""  # ok, cancelled or error, once it has ended
+        self.status = ""  # ok, cancelled, refused or error, once it has ended
+        self.refusal: Overloaded | None = None  # it gave way to another request
+        self.interrupt: Callable[[], object] = _nothing  # ends the wait of whoever runs it
         self.failed_workers: set[str] = set()
         self.refused: set[str] = set()  # replicas that were full in this attempt
         self.cached_tokens: int | None = None
@@ -55,6 +58,20 @@ class Outcome:
         return is_first
 
     @property
+    def has_started(self) -> bool:
+        """Its first chunk came."""
+        return self._first_at is not None
+
+    def elapsed_ms(self) -> float:
+        """Since the request came."""
+        return (self._clock() - self._started_at) * 1e3
+
+    def refuse(self, why: Overloaded) -> None:
+        """It has not started and must give way."""
+        self.refusal = why
+        self.interrupt()
+
+    @property
     def is_complete(self) -> bool:
         """Every sequence has its last chunk."""
         return self._num_left <= 0
@@ -85,3 +102,7 @@ class Outcome:
             num_attempts=self.route.num_attempts,
             status=self.status,
         )
+
+
+def _nothing() -> None:
+    """Until somebody waits there is nothing to end."""

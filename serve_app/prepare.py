@@ -14,14 +14,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from controllers.blocks import TokenArray, as_token_array, block_hashes
-from controllers.errors import InvalidRequest, PromptTooLong, UnknownModel
-from controllers.retention import Retention, Spans, plan
+from controllers.errors import InvalidRequest, PromptTooLong
+from controllers.promises import DEFAULT_RETENTION_PRIORITY
+from controllers.prompt_use import PromptUse
+from controllers.retention import Retention, Spans, plan, rule_of
 from controllers.retention_ranges import parse_ranges
 from infra.settings import Settings
 from serve_app.chat import Chat
 from serve_app.executors.base import ExecutorInfo, GenerateRequest
 from serve_app.fleet import Ask
-from serve_app.protocol import ChatBody, CompletionBody, GenerationBody, parse, shown
+from serve_app.protocol import ChatBody, CompletionBody, GenerationBody, parse
 from serve_app.protocol_checks import (
     check_chat,
     check_completion,
@@ -30,6 +32,7 @@ from serve_app.protocol_checks import (
     stop_strings,
 )
 from serve_app.sampling import sampling_of
+from serve_app.served_models import ServedModels
 from serve_app.stop_strings import StopAutomaton
 from serve_app.tenancy import Tenant, Tenants
 from serve_app.tokenizer import Tokenizer
@@ -47,17 +50,15 @@ class Preparer:
         self._template = template
         self._settings = settings
         self._tenants = Tenants(settings)
+        self.models = ServedModels(settings)
         sizes = (len(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size))
         self._longest_token = max(1, *sizes)  # bytes
-
-    def model_name(self, info: ExecutorInfo) -> str:
-        return self._settings.model.name or info.model
 
     def chat(self, data: bytes, caller: Caller, info: ExecutorInfo) -> Work:
         """Body of /v1/chat/completions. Raises InvalidRequest."""
         body = parse(ChatBody, data)
         check_chat(body)
-        self._check_model(body, info)
+        self.models.adapter(body.model, info)  # before anything that takes longer
         if self._template is None:
             raise InvalidRequest(
                 "messages", "this model has no chat template; /v1/completions takes a prompt"
@@ -77,7 +78,7 @@ class Preparer:
         """Body of /v1/completions. Raises InvalidRequest."""
         body = parse(CompletionBody, data)
         check_completion(body)
-        self._check_model(body, info)
+        self.models.adapter(body.model, info)
         given = prompts_of(body.prompt)
         if len(given) * (body.n or 1) > MAX_SEQUENCES:
             raise InvalidRequest("prompt", f"{len(given)} prompts times n exceed {MAX_SEQUENCES}")
@@ -96,11 +97,6 @@ class Preparer:
         if extra.get("messages") is None:
             return self.completion(data, caller, info)
         return self.chat(data, caller, info)
-
-    def _check_model(self, body: GenerationBody, info: ExecutorInfo) -> None:
-        name = self.model_name(info)
-        if body.model is not None and body.model != name:
-            raise UnknownModel("model", f"{shown(body.model)} is not served here, {name!r} is")
 
     def _check_size(self, num_bytes: int, field: str, max_seq_len: int) -> None:
         """Spares the tokenizer a text that is too long however it is cut into tokens."""
@@ -134,7 +130,7 @@ class Preparer:
         return Work(
             request_id=terms.request_id,
             is_chat=isinstance(body, ChatBody),
-            model=self.model_name(info),
+            model=terms.adapter or self.models.base(info),
             created=int(time.time()),
             asks=[
                 self._ask(terms, prompt, "" if len(prompts) == 1 else f"-{index}")
@@ -156,12 +152,14 @@ class Preparer:
         num_top: int | None,
     ) -> Terms:
         tenant = self._tenants.of(caller.authorization)
+        adapter = self.models.adapter(body.model, info)
         kind = "chatcmpl" if isinstance(body, ChatBody) else "cmpl"
         return Terms(
             body=body,
             info=info,
             tenant=tenant,
-            salt=tenant.salt(body.cache_salt),
+            adapter=adapter,
+            salt=tenant.salt(body.cache_salt, adapter),
             request_type=self._request_type(body, caller, tenant),
             request_id=f"{kind}-{uuid.uuid4().hex}",
             pinned_worker=caller.pinned_worker,
@@ -174,24 +172,45 @@ class Preparer:
         max_tokens = _max_tokens(prompt, terms.wanted, info.max_seq_len)
         tiers = self._settings.tiers
         tier = tiers.tier_of(terms.request_type)
+        hashes = block_hashes(prompt.tokens, info.block_size, terms.salt)
         request = GenerateRequest(
             request_id=terms.request_id + suffix,
             token_ids=prompt.tokens.tobytes(),
             sampling=sampling_of(terms.body, max_tokens, self._tokenizer.vocab_size, terms.num_top),
             retention=self._retention(terms, prompt),
             salt=terms.salt,
+            adapter=terms.adapter,
             tier=terms.request_type,
             tenant=terms.tenant.name,
             service_rank=tiers.rule(tier).rank,
         )
         return Ask(
             request=request,
-            hashes=block_hashes(prompt.tokens, info.block_size, terms.salt),
+            hashes=hashes,
             num_tokens=num_tokens,
             request_type=terms.request_type,
             tier=tier,
             tenant=terms.tenant.name,
             pinned_worker=terms.pinned_worker,
+            prompt_use=self._prompt_use(terms, hashes, num_tokens),
+        )
+
+    def _prompt_use(self, terms: Terms, hashes: list[int], num_tokens: int) -> PromptUse | None:
+        """None if the retention that was planned from the tiers stands."""
+        policy = self._settings.retention
+        if policy.policy == "static" or terms.body.retention is not None:
+            return None
+        rule = rule_of(policy, terms.request_type)
+        decode = rule.decode.retention_priority
+        return PromptUse(
+            hashes=hashes,
+            num_tokens=num_tokens,
+            block_size=terms.info.block_size,
+            request_type=terms.request_type,
+            tenant=terms.tenant.name,
+            ceiling=terms.tenant.settings.max_retention_priority,
+            is_kept=rule.current.retention_priority != 0,
+            keeps_reply=decode is None or decode >= DEFAULT_RETENTION_PRIORITY,
         )
 
     def _retention(self, terms: Terms, prompt: Prompt) -> Retention:
@@ -202,7 +221,7 @@ class Preparer:
             terms.info.block_size,
             parse_ranges(terms.body.retention, len(prompt.tokens)),
             terms.tenant.settings.max_retention_priority,
-            is_shared=terms.salt == 0,
+            is_shared=terms.tenant.salt(terms.body.cache_salt) == 0,
         )
 
     def _request_type(self, body: GenerationBody, caller: Caller, tenant: Tenant) -> str:

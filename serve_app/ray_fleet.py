@@ -22,13 +22,16 @@ from controllers.errors import (
     NotReady,
     Overloaded,
     RequestAborted,
+    WorkerFull,
 )
 from infra.settings import Settings
 from serve_app.executors.base import ExecutorInfo, TokenChunk
 from serve_app.fleet import Ask, Route
+from serve_app.knock import Knock
 from serve_app.outcome import Outcome
 from serve_app.resume import Progress
 from serve_app.routing import Routing
+from serve_app.warm_start import WarmStart
 from serve_app.wire import decode_answer
 
 logger = logging.getLogger(__name__)
@@ -48,13 +51,23 @@ class RayFleet:
         self._stream = executor.options(stream=True, method_name="generate")
         self._broadcast = executor
         self._loop = asyncio.get_event_loop()
-        routing.start(self._ask_for_snapshots)
+        self._warm_start = WarmStart(
+            routing.block_size, self._run_quietly, routing.overlap, self._loop
+        )
+        self._knock = Knock(self._run_quietly, self._loop)
+        routing.start(self._ask_for_snapshots, self._warm_start.on_new_workers)
 
     def configure(self, settings: Settings) -> None:
         self._routing.configure(settings)
+        self._warm_start.configure(settings.autoscaling)
+        self._knock.is_enabled = settings.autoscaling.may_be_zero
 
     def info(self) -> ExecutorInfo:
-        return self._routing.info()
+        try:
+            return self._routing.info()
+        except NotReady:
+            self._knock.knock()
+            raise
 
     def explain(self, ask: Ask) -> dict[str, Any]:
         return self._routing.explain(ask)
@@ -70,10 +83,16 @@ class RayFleet:
         self._routing.check_health()
 
     def close(self) -> None:
+        self._warm_start.close()
+        self._knock.close()
         self._routing.close()
 
     async def generate(self, ask: Ask, route: Route) -> AsyncIterator[TokenChunk]:
         outcome = self._routing.begin(ask, route)
+        self._warm_start.observe(ask)
+        task = asyncio.current_task()
+        assert task is not None, "an event loop runs this"
+        outcome.interrupt = task.cancel
         try:
             async for chunk in self._attempts(outcome):
                 if outcome.on_chunk(chunk):
@@ -83,22 +102,33 @@ class RayFleet:
                     # and must not find this one still booked on its worker.
                     self._routing.finish(outcome, "ok")
                 yield chunk
-        except (asyncio.CancelledError, GeneratorExit):
+        except asyncio.CancelledError:
+            if outcome.refusal is not None:
+                self._routing.finish(outcome, "refused")
+                raise outcome.refusal from None
             self._routing.finish(outcome, "ok" if route.is_answered else "cancelled")
+            raise
+        except GeneratorExit:
+            self._routing.finish(outcome, "ok" if route.is_answered else "cancelled")
+            raise
+        except Overloaded:
+            self._routing.finish(outcome, "refused")
             raise
         finally:
             self._routing.finish(outcome, "error")
 
     async def _attempts(self, outcome: Outcome) -> AsyncIterator[TokenChunk]:
+        """Refusals are not counted: each leaves a worker fewer to ask."""
         request_id, progress = outcome.ask.request.request_id, Progress(outcome.ask)
-        refusal: Overloaded | None = None
+        refusal: WorkerFull | None = None
         failure: Exception | None = None
-        for _ in range(self._routing.failover.max_attempts):
+        num_failures = 0
+        while num_failures < self._routing.failover.max_attempts:
             try:
                 async for chunk in self._one_attempt(request_id):
                     yield progress.on_chunk(chunk)
                 return
-            except Overloaded as error:
+            except WorkerFull as error:
                 refusal = error  # nothing ran; another worker may have room
                 self._routing.failed(request_id, is_refusal=True)
             except NotReady as error:
@@ -106,7 +136,7 @@ class RayFleet:
                     raise refusal or error from None
                 break
             except WORKER_FAILURES as error:
-                failure = error
+                failure, num_failures = error, num_failures + 1
                 if outcome.is_complete:
                     return  # it died after the last chunk
                 logger.warning("request %s: %s: %s", request_id, outcome.route.worker, error)
@@ -124,6 +154,17 @@ class RayFleet:
         outcome.current = progress.rest(self._routing.info().block_size)
         return True
 
+    async def _run_quietly(self, ask: Ask) -> None:
+        """One try, at the worker it is pinned to; the answer is dropped."""
+        outcome = self._routing.begin_quietly(ask)
+        try:
+            async for _ in self._one_attempt(ask.request.request_id):
+                pass
+        except (ActorDiedError, ActorUnavailableError) as error:
+            raise ExecutorDead(f"worker {ask.pinned_worker} died") from error
+        finally:
+            self._routing.finish_quietly(outcome)
+
     async def _one_attempt(self, request_id: str) -> AsyncIterator[TokenChunk]:
         answers = self._stream.remote(request_id=request_id, call=b"")
         try:
@@ -133,7 +174,7 @@ class RayFleet:
         except (ActorDiedError, ActorUnavailableError, CachelaneError):
             raise
         except BackPressureError as error:
-            raise Overloaded("too many requests wait for a worker") from error
+            raise WorkerFull("too many requests wait for a worker") from error
         except RayError as error:
             raise ExecutorError(f"the request failed in its replica: {type(error).__name__}") from (
                 error
@@ -144,6 +185,17 @@ class RayFleet:
     def _ask_for_snapshots(self, workers: list[str]) -> None:
         """Called by the feed's thread, which goes on at once."""
         asyncio.run_coroutine_threadsafe(self._request_snapshots(workers), self._loop)
+
+    async def profile(self, order: dict[str, Any], timeout_s: float) -> list[dict[str, Any]]:
+        """What each replica answers to an order that is for one of them."""
+        answers = self._broadcast.broadcast("profile", order)
+        found = await answers.results_async(timeout_s=timeout_s, return_exceptions=True)
+        return [
+            answer
+            if isinstance(answer, dict)
+            else {"error": f"a replica did not answer: {type(answer).__name__}"}
+            for answer in found
+        ]
 
     async def _request_snapshots(self, workers: list[str]) -> None:
         """Failing is no loss: the feed asks again for every worker that stays unknown."""

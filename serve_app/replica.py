@@ -18,6 +18,7 @@ from ray import serve
 from controllers.blocks import HASH_SCHEME
 from controllers.errors import CachelaneError, ExecutorDead, ExecutorError
 from controllers.events import Event, Load, WorkerUp
+from controllers.fair_queue import Bounds
 from infra.event_bus import KafkaBus
 from infra.event_bus_base import Topics
 from infra.event_publisher import EventPublisher, WorkerIdentity
@@ -25,9 +26,12 @@ from infra.settings import Settings, to_settings
 from serve_app.coalesce import coalesce
 from serve_app.executors.base import Executor, TokenChunk
 from serve_app.executors.factory import create_executor
-from serve_app.gate_keeper import GateKeeper
+from serve_app.gate_keeper import GateKeeper, Standing
 from serve_app.members import worker_name
 from serve_app.model_files import model_path_on_this_node
+from serve_app.profile_tools import place_of
+from serve_app.profiling import Profiler
+from serve_app.scaling_stats import ScalingStats
 from serve_app.stall_watch import Patience, StallWatch
 from serve_app.wire import decode_call, encode_chunks, encode_failure
 
@@ -41,21 +45,23 @@ MIN_SEND_INTERVAL_S = 0.004
 class RankSource:
     """One data-parallel rank of an executor, as its event publisher sees it."""
 
-    def __init__(self, executor: Executor, watch: StallWatch, dp_rank: int) -> None:
+    def __init__(
+        self, executor: Executor, watch: StallWatch, stats: ScalingStats, dp_rank: int
+    ) -> None:
         self._executor = executor
         self._watch = watch
+        self._stats = stats
         self._dp_rank = dp_rank
 
     def drain_events(self, timeout_s: float) -> list[Event]:
-        return self._executor.drain_events(timeout_s, self._dp_rank)
+        events = self._executor.drain_events(timeout_s, self._dp_rank)
+        self._stats.on_events(self._dp_rank, events)
+        return events
 
     def load(self) -> Load:
         load = self._executor.load(self._dp_rank)
+        self._stats.on_load(self._dp_rank, load)
         return msgspec.structs.replace(load, is_stalled=self._watch.is_stalled)
-
-
-def _none_waiting() -> tuple[int, int]:
-    return 0, 0
 
 
 class ExecutorReplica:
@@ -67,14 +73,21 @@ class ExecutorReplica:
         self._executor: Executor = create_executor(
             self._settings, str(model_path) if model_path else None
         )
-        self._watch = StallWatch(self._executor)
-        self._gate = GateKeeper(self._executor.info, self._settings.executor.max_waiting_requests)
+        self._watch = StallWatch(self._executor, on_stall=self._on_stall)
+        self._stats = ScalingStats(self._executor.info)
+        options = self._settings.executor
+        self._gate = GateKeeper(
+            self._executor.info,
+            Bounds(options.max_waiting_requests, options.max_waiting_tokens),
+            options.max_kept_share,
+        )
         self._replica = serve.get_replica_context().replica_id.unique_id
         bus = KafkaBus(self._settings.kafka)
         ranks = range(self._executor.info.num_dp_ranks)
         self._publishers = {self._worker(rank): self._publisher(rank, bus) for rank in ranks}
         for publisher in self._publishers.values():
             publisher.start()
+        self._profiler = Profiler(self._replica, list(self._publishers), place_of(options))
 
     def _worker(self, dp_rank: int) -> str:
         return worker_name(self._replica, dp_rank)
@@ -83,7 +96,7 @@ class ExecutorReplica:
         info, settings = self._executor.info, self._settings
         worker = self._worker(dp_rank)
         return EventPublisher(
-            source=RankSource(self._executor, self._watch, dp_rank),
+            source=RankSource(self._executor, self._watch, self._stats, dp_rank),
             identity=WorkerIdentity(worker, self._replica, dp_rank, info.model, info.block_size),
             up=WorkerUp(
                 num_blocks=info.num_blocks,
@@ -97,7 +110,7 @@ class ExecutorReplica:
             settings=settings.events,
             max_record_bytes=settings.kafka.max_record_bytes,
             # The gate is in front of all ranks; counted once, it is in the first one's record.
-            extra_queued=self._gate.waiting if dp_rank == 0 else _none_waiting,
+            extra_queued=self._gate.waiting_by_rank if dp_rank == 0 else dict,
         )
 
     async def generate(self, request_id: str, call: bytes) -> AsyncIterator[bytes]:
@@ -116,16 +129,42 @@ class ExecutorReplica:
 
     async def _run(self, data: bytes) -> AsyncIterator[TokenChunk]:
         call = decode_call(data)
-        async with self._gate.admit(call.request.request_id, call.uncached_tokens) as ticket:
-            patience = Patience(call.first_token_timeout_s, call.inter_token_timeout_s)
-            async with aclosing(self._watch.generate(call.request, patience)) as stream:  # type: ignore[type-var]
-                async for chunk in stream:
-                    yield ticket.on_chunk(chunk)
+        request = call.request
+        standing = Standing(
+            request.service_rank, request.tenant, call.tenant_weight, call.max_wait_s
+        )
+        self._watch.check_open()
+        with self._stats.timing(call) as timing:
+            async with self._gate.admit(
+                request.request_id, call.uncached_tokens, standing
+            ) as ticket:
+                patience = Patience(call.first_token_timeout_s, call.inter_token_timeout_s)
+                async with aclosing(self._watch.generate(call.request, patience)) as stream:  # type: ignore[type-var]
+                    async for chunk in stream:
+                        timing.on_chunk(chunk)
+                        yield ticket.on_chunk(chunk)
+
+    def _on_stall(self) -> None:
+        """What waits here would find out one by one what is known already."""
+        self._gate.turn_away("the executor takes requests and makes no tokens")
+
+    def reconfigure(self, user_config: dict[str, Any]) -> None:
+        """Called by Serve at start and on every change of the policies."""
+        self._stats.configure(user_config)
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Read by Serve at every interval of autoscaling, if that is on."""
+        num_waiting, _ = self._gate.waiting()
+        return self._stats.figures(num_waiting)
 
     async def publish_snapshot(self, workers: list[str]) -> None:
         """Tell a table everything, of the workers it asked for that are here."""
         for worker in self._publishers.keys() & set(workers):
             self._publishers[worker].request_snapshot()
+
+    async def profile(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Capture, if `order` names a worker of this replica; see `serve_app.profiling`."""
+        return await self._profiler.answer(order)
 
     def record_replica_metadata(self) -> dict[str, Any]:
         """Read once by Serve when the replica is ready; every router of it gets this."""

@@ -101,6 +101,7 @@ class ModelCard(TypedDict):
     created: int
     owned_by: str
     max_model_len: int  # tokens, prompt and answer together
+    parent: str | None  # an adapter's model
 
 
 class ModelList(TypedDict):

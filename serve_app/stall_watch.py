@@ -2,8 +2,8 @@
 
 Owns when each running request last got something, and what follows when that was too long ago: the
 request is aborted in the executor and its caller hears ExecutorDead, so that it is run elsewhere.
-One event loop. Does not know where requests wait before the executor has them, nor who replaces
-the executor.
+Until somebody gets a token again, one request at a time may try. One event loop. Does not know
+where requests wait before the executor has them (`on_stall` tells), nor who replaces the executor.
 """
 
 from __future__ import annotations
@@ -41,11 +41,20 @@ class _Run:
 
 
 class StallWatch:
-    """Runs requests on an executor. `clock` is monotonic, in seconds."""
+    """Runs requests on an executor. `clock` is monotonic, in seconds.
 
-    def __init__(self, executor: Executor, clock: Callable[[], float] = time.monotonic) -> None:
+    `on_stall` is called on the event loop, whenever requests were given up.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        clock: Callable[[], float] = time.monotonic,
+        on_stall: Callable[[], None] = lambda: None,
+    ) -> None:
         self._executor = executor
         self._clock = clock
+        self._on_stall = on_stall
         self._id_to_run: dict[str, _Run] = {}
         self._is_stalled = False
         self._checks: asyncio.Task[None] | None = None
@@ -55,10 +64,16 @@ class StallWatch:
         """A request's time ran out, and no request has got anything since. Any thread."""
         return self._is_stalled
 
+    def check_open(self) -> None:
+        """Raises ExecutorDead while the executor is stalled and somebody tries it already."""
+        if self._is_stalled and self._id_to_run:
+            raise ExecutorDead("the executor takes requests and makes no tokens")
+
     async def generate(
         self, request: GenerateRequest, patience: Patience
     ) -> AsyncIterator[TokenChunk]:
         """The executor's chunks. Raises ExecutorDead when they stop coming, and what it raises."""
+        self.check_open()
         run = self._id_to_run[request.request_id] = _Run(patience, self._clock())
         self._start_checks()
         try:
@@ -78,11 +93,13 @@ class StallWatch:
 
     def check(self) -> None:
         """Give up what is late."""
-        now = self._clock()
-        for request_id, run in list(self._id_to_run.items()):
-            if not run.has_stalled and run.is_late(now):
-                run.has_stalled = self._is_stalled = True
-                self._executor.abort(request_id)
+        now, runs = self._clock(), self._id_to_run
+        late = [id_ for id_, run in runs.items() if not run.has_stalled and run.is_late(now)]
+        for request_id in late:
+            runs[request_id].has_stalled = self._is_stalled = True
+            self._executor.abort(request_id)
+        if late:
+            self._on_stall()
 
     def _start_checks(self) -> None:
         if self._checks is None or self._checks.done():

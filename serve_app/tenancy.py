@@ -21,11 +21,15 @@ class Tenant(NamedTuple):
     name: str
     settings: TenantSettings
 
-    def salt(self, cache_salt: str | None) -> int:
-        """What keeps blocks apart: the tenant's own salt and the request's; 0 without either."""
-        if cache_salt is None:
-            return salt_of(self.settings.salt)
-        return salt_of(f"{len(self.settings.salt or '')}:{self.settings.salt or ''}:{cache_salt}")
+    def salt(self, cache_salt: str | None, adapter: str | None = None) -> int:
+        """What keeps blocks apart: the tenant's own salt, the request's and the adapter, whose keys
+        and values are others for the same tokens; 0 without any."""
+        text = self.settings.salt
+        if cache_salt is not None:
+            text = f"{len(text or '')}:{text or ''}:{cache_salt}"
+        if adapter is not None:
+            text = f"{len(adapter)}:{adapter}:lora:{text or ''}"
+        return salt_of(text)
 
 
 class Tenants:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import msgspec
 
 from controllers import errors
+from controllers.replica_meter import TierTarget
 from serve_app.executors.base import GenerateRequest, TokenChunk
 
 
@@ -18,12 +19,17 @@ class Call(msgspec.Struct, frozen=True, array_like=True, tag="call"):
     """`uncached_tokens`: prompt tokens the router expects the worker to compute (for its gate).
 
     The times say how long the executor may take for the first token and between two, in s.
+    `tenant_weight` and `max_wait_s` are for the gate too; tenant and rank are the request's.
+    `target` is what its tier promises, for the replica's own measurements.
     """
 
     request: GenerateRequest
     uncached_tokens: int
     first_token_timeout_s: float
     inter_token_timeout_s: float
+    tenant_weight: float = 1.0
+    max_wait_s: float | None = None
+    target: TierTarget = TierTarget()
 
 
 class Chunks(msgspec.Struct, frozen=True, array_like=True, tag="chunks"):

@@ -54,6 +54,7 @@ class Terms:
     body: GenerationBody
     info: ExecutorInfo
     tenant: Tenant
+    adapter: str | None
     salt: int
     request_type: str
     request_id: str

@@ -8,15 +8,16 @@ from pathlib import Path
 import pytest
 
 from tests.kafka_fixtures import kafka_broker, kafka_libs, kafka_session
+from tests.trtllm_double import trtllm_double
 
-__all__ = ["kafka_broker", "kafka_libs", "kafka_session"]
+__all__ = ["kafka_broker", "kafka_libs", "kafka_session", "trtllm_double"]
 
 BROKER_FIXTURES = {"kafka_broker", "kafka_libs", "kafka_session"}
 CONTROLLERS = Path(__file__).parent.parent / "controllers"
 PURE_FILES = {f"test_{path.stem}" for path in CONTROLLERS.glob("*.py")} | {
     "test_routing_table_model"
 }
-FOREIGN_PREFIXES = ("CACHELANE_", "RAY_")
+FOREIGN_PREFIXES = ("CACHELANE_", "RAY_", "TLLM_", "TRTLLM_DOUBLE")
 
 
 def pytest_configure() -> None:

@@ -183,6 +183,7 @@ async def test_what_can_be_read() -> None:
         assert card.pop("created") > 0
         assert card == {
             "id": MODEL, "object": "model", "owned_by": "cachelane", "max_model_len": MAX_SEQ_LEN,
+            "parent": None,
         }  # fmt: skip
         assert (await client.get(f"/v1/models/{MODEL}")).json()["id"] == MODEL
         assert (await client.get("/ready")).json() == {"status": "ready"}

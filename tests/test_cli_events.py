@@ -133,7 +133,10 @@ def test_a_flat_record() -> None:
         reason="queue",
     )
     assert lines_of(Topic.SCALING, ev.encode(record)) == [
-        "03:04:05.678  deployment Executor  num_replicas 2  target_replicas 3  reason queue"
+        "03:04:05.678  deployment Executor  num_replicas 2  target_replicas 3  reason queue  "
+        "action hold  is_advisory False  old_target_replicas 0  min_replicas 0  max_replicas 0  "
+        "num_known 0  demand 0.0  growth 1.0  backlog_ms 0.0  requests_per_s 0.0  num_active 0  "
+        "num_waiting 0  used_blocks 0  total_blocks 0  reasked_tokens_per_s 0.0"
     ]
 
 

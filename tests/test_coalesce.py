@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 
 import pytest
@@ -90,3 +91,21 @@ async def test_cancelling_the_consumer_closes_the_source() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert source.is_closed
+
+
+async def test_an_error_that_comes_when_nobody_reads_any_more_is_no_ones_surprise() -> None:
+    told: list[dict[str, object]] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: told.append(context))
+    source = Source()
+    stream = coalesce(source.items(), 3600)
+    source.push(1)
+    assert await anext(stream) == [1]
+    source.push(ValueError("late"))
+    while not source.is_closed:
+        await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    await stream.aclose()  # type: ignore[attr-defined]
+    del stream
+    gc.collect()
+    assert told == []

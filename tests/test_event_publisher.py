@@ -65,7 +65,7 @@ class Rig:
             topics=self.bus.topics,
             settings=EventSettings(**{"load_interval_s": 1000.0, "linger_s": 0.0, **settings}),  # type: ignore[arg-type]
             max_record_bytes=1_000_000,
-            extra_queued=lambda: (5, 70),
+            extra_queued=lambda: {0: (2, 30), 2: (3, 40)},
             clock=lambda: self.now,
         )
         self.reader = self.bus.reader(self.bus.topics.kv_events)
@@ -115,6 +115,7 @@ def test_an_epoch_begins_with_worker_up_an_empty_snapshot_and_a_load() -> None:
             decode_tokens=0,
             used_blocks=expected.used_blocks,
             total_blocks=expected.total_blocks,
+            queued_by_rank={0: (2, 30), 2: (3, 40)},
         )
     ]
     assert [

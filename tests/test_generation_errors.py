@@ -13,7 +13,9 @@ from controllers.errors import (
     InvalidRequest,
     NotReady,
     Overloaded,
+    RateLimited,
     RequestAborted,
+    WorkerFull,
 )
 from tests.edge_fixtures import (
     COMPLETION,
@@ -32,7 +34,9 @@ from tests.edge_fixtures import (
     [
         (InvalidRequest("prompt", "no"), (400, "prompt", None), None),
         (NotReady("no worker", 2.2), (503, None, "not_ready"), "3"),
-        (Overloaded("full", 0.1), (429, None, "overloaded"), "1"),
+        (Overloaded("full", 0.1), (503, None, "overloaded"), "1"),
+        (WorkerFull("full", 7.2), (503, None, "overloaded"), "8"),
+        (RateLimited("over", 1.5), (429, None, "rate_limit_exceeded"), "2"),
         (ExecutorDead("gone"), (503, None, "worker_failed"), "1"),
         (ExecutorError("broke"), (500, None, "worker_failed"), None),
         (RequestAborted("closed"), (503, None, "worker_failed"), "1"),

@@ -8,7 +8,9 @@ import pytest
 
 from controllers.errors import SetupError
 from infra.settings import to_settings
+from serve_app.executors.trtllm import is_installed
 from serve_app.model_files import check_model
+from tests.hf_folder import write_hf_folder
 from tests.tiny_llama import random_tensors, write_tiny_llama
 
 
@@ -50,3 +52,39 @@ def test_a_model_of_the_family_passes_and_another_does_not(tmp_path: Path) -> No
     other = write_tiny_llama(tmp_path / "other.gguf", random_tensors(), **changes)
     with pytest.raises(SetupError, match="architecture 'gemma3' is not supported"):
         check(other)
+
+
+@pytest.fixture
+def with_package(trtllm_double: object) -> None:
+    """TensorRT-LLM can be found."""
+
+
+def test_trtllm_without_the_package(tmp_path: Path) -> None:
+    """Before anything else is looked at, and before anything is started."""
+    if is_installed():
+        pytest.skip("TensorRT-LLM is installed here")
+    with pytest.raises(SetupError) as caught:
+        check(tmp_path, "trtllm")
+    assert "`pip3 install tensorrt_llm`" in str(caught.value)
+    assert str(caught.value).startswith("executor.kind 'trtllm' needs TensorRT-LLM, which is not")
+
+
+@pytest.mark.usefixtures("with_package")
+def test_trtllm_takes_a_folder(tmp_path: Path) -> None:
+    folder = write_hf_folder(tmp_path / "model")
+    check(folder, "trtllm")
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(SetupError, match="tokenizer.json: no such file"):
+        check(folder, "trtllm")
+    with pytest.raises(SetupError, match="config.json: no such file"):
+        check(tmp_path, "trtllm")
+    with pytest.raises(SetupError, match="model.path: the TensorRT-LLM executor needs a Hugging"):
+        check(None, "trtllm")
+
+
+@pytest.mark.usefixtures("with_package")
+def test_trtllm_and_a_sequence_that_the_model_does_not_allow(tmp_path: Path) -> None:
+    folder = write_hf_folder(tmp_path / "model", max_position_embeddings=100)
+    executor = {"kind": "trtllm", "max_seq_len": 101}
+    with pytest.raises(SetupError, match="executor.max_seq_len: 101, the model allows 100"):
+        check_model(to_settings({"model": {"path": str(folder)}, "executor": executor}))

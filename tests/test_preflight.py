@@ -32,6 +32,14 @@ def test_a_port_in_use_names_who_uses_it_and_another(taken_port: int) -> None:
     preflight.check_port("127.0.0.1", advised)
 
 
+def test_a_grpc_port_in_use_is_called_that(taken_port: int) -> None:
+    with pytest.raises(SetupError) as caught:
+        preflight.check_port("127.0.0.1", taken_port, "gRPC", "CACHELANE_GRPC__PORT", "grpc.port")
+    message = str(caught.value)
+    assert message.startswith(f"gRPC port {taken_port} of 127.0.0.1 is in use by ")
+    assert "or choose another port with grpc.port, for example CACHELANE_GRPC__PORT=" in message
+
+
 def test_a_free_port_and_any_port_pass() -> None:
     preflight.check_port("127.0.0.1", free_ports(1)[0])
     preflight.check_port("127.0.0.1", 0)
@@ -87,3 +95,14 @@ def test_a_kafka_that_is_no_address() -> None:
 def test_a_kafka_that_listens_and_none_pass(taken_port: int) -> None:
     preflight.check_kafka(f"127.0.0.1:{taken_port}")
     preflight.check_kafka(None)
+
+
+def test_nsys_must_be_there_if_replicas_start_under_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    preflight.check_profiling("off")
+    with pytest.raises(SetupError, match="no nsys is on PATH: install Nsight Systems, or set it"):
+        preflight.check_profiling("nsys")
+    (tmp_path / "nsys").touch(0o755)
+    preflight.check_profiling("nsys")

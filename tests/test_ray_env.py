@@ -8,8 +8,11 @@ import subprocess
 import time
 from pathlib import Path
 
+import httpx
+
 from infra.ports import free_ports
 from infra.ray_env import MAX_RAY_DIR_BYTES, ray_dir, ray_environment
+from serve_app.http_errors import error_body
 
 HAPROXY_SH = Path(__file__).parent.parent / "infra" / "haproxy.sh"
 
@@ -99,6 +102,33 @@ def test_haproxy_passes_on_that_a_client_left(tmp_path: Path) -> None:
         haproxy.kill()
         haproxy.wait()
         backend.close()
+
+
+def test_haproxy_that_knows_no_application_yet_says_come_again(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    config = tmp_path / "haproxy.cfg"
+    config.write_text(
+        "defaults\n mode http\n timeout connect 5s\n timeout client 9s\n timeout server 9s\n"
+        f"frontend f\n bind 127.0.0.1:{port}\n default_backend default_backend\n"
+        "backend default_backend\n"
+        "    http-request return status 404 content-type text/plain lf-string \"Path \\'%[path]\\' "
+        'not found. Ping http://.../-/routes for available routes."\n'
+    )
+    env = {
+        **{name: value for name, value in ray_environment(tmp_path).items() if "HAPROXY" in name},
+        "PATH": os.environ["PATH"],
+    }
+    haproxy = subprocess.Popen([str(HAPROXY_SH), "-db", "-f", str(config)], env=env)
+    try:
+        _connect(port).close()
+        answer = httpx.get(f"http://127.0.0.1:{port}/v1/models")
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+        assert answer.json() == error_body(
+            "no replica is known yet", "server_error", code="not_ready"
+        )
+    finally:
+        haproxy.kill()
+        haproxy.wait()
 
 
 def _connect(port: int) -> socket.socket:

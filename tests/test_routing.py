@@ -3,14 +3,15 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from controllers.errors import NotReady
+from controllers.errors import NotReady, Overloaded, RateLimited
 from controllers.events import Load
 from controllers.placement import PlacementSettings
+from controllers.replica_meter import TierTarget
 from serve_app import routing
 from serve_app.executors.base import TokenChunk
-from serve_app.fleet import Route
+from serve_app.fleet import Ask, Route
 from serve_app.wire import Call, decode_call
-from tests.routing_rig import INFO, Rig, ask, settings
+from tests.routing_rig import INFO, Rig, ask, metadata, settings
 
 TOKENS = list(range(100, 120))  # 5 blocks
 LOAD = Load(
@@ -41,7 +42,55 @@ def test_the_call_carries_the_request_its_rank_and_what_is_left_to_compute() -> 
     wanted = ask("q", [*TOKENS, 1, 2, 3])
     rig.routing.begin(wanted, Route())
     rig.routing.place("q")
-    assert decode_call(rig.routing.encode_call("q")) == Call(wanted.request, 3, 120.0, 60.0)
+    target = TierTarget("interactive", 0, 2000.0, 100.0)
+    assert decode_call(rig.routing.encode_call("q")) == Call(
+        wanted.request, 3, 120.0, 60.0, target=target
+    )
+
+
+def test_what_the_model_takes_is_known_while_no_worker_is_there_for_a_moment() -> None:
+    rig = Rig()
+    with pytest.raises(NotReady):
+        rig.routing.info()
+    rig.routing.set_members({"a": metadata("a")})
+    rig.routing.set_members({})
+    assert rig.routing.info() == INFO
+    assert rig.routing.readiness() == "no worker is up yet"
+
+
+def test_a_fleet_that_may_be_zero_is_ready_without_a_worker() -> None:
+    rig = Rig(autoscaling={"enabled": True, "min_replicas": 0})
+    assert rig.routing.readiness() is None
+
+
+def test_new_workers_are_told_once() -> None:
+    rig, told = Rig("a"), list[list[str]]()
+    rig.routing._on_new_workers = told.append
+    for members in (("a", "b"), ("b",), ("a", "b", "c")):
+        rig.routing.set_members({name: metadata(name) for name in members})
+    assert told == [["b-0"], ["a-0", "c-0"]]
+
+
+def test_our_own_requests_are_placed_but_in_no_books() -> None:
+    rig = Rig("a")
+    rig.up("a-0")
+    rig.store("a-0", TOKENS)
+    before = rig.routing.describe()["routing"]
+    outcome = rig.routing.begin_quietly(ask("warm-1", TOKENS))
+    assert rig.routing.place("warm-1") == "a"
+    assert rig.routing.describe()["routing"]["reserved"] == 1
+    rig.routing.finish_quietly(outcome)
+    assert rig.routing.describe()["routing"] == before
+    assert rig.decisions() == []
+
+
+def test_overlap_of_a_member_and_of_nobody() -> None:
+    rig = Rig("a", "b")
+    rig.up("a-0", "b-0")
+    rig.store("a-0", TOKENS)
+    hashes = ask("q", TOKENS).hashes
+    found = [rig.routing.overlap(worker, hashes) for worker in ("a-0", "b-0", "c-0")]
+    assert found == [len(hashes), 0, None]
 
 
 def test_a_stalled_worker_is_left_out_while_others_can_work() -> None:
@@ -237,3 +286,121 @@ def test_a_pinned_worker_is_taken_while_it_is_there() -> None:
         rig.routing.place(wanted)
         rig.routing.finish(outcome, "ok")
         assert (route.worker, route.reason) == expected
+
+
+def limited(**limits: float) -> dict[str, dict[str, object]]:
+    return {"default": {"limits": limits}}
+
+
+def test_a_tenant_over_its_limit_is_refused_and_leaves_nothing() -> None:
+    rig = Rig("a", tenants=limited(max_concurrent=1))
+    rig.up("a-0")
+    outcome = rig.routing.begin(ask("q", TOKENS), Route())
+    with pytest.raises(RateLimited, match="'default' may have 1 requests at a time"):
+        rig.routing.begin(ask("r", TOKENS), Route())
+    described = rig.routing.describe()["routing"]
+    assert (described["in_flight"], described["waiting"]) == (1, 1)
+    assert described["rate_limited_by_tenant"] == {"default": 1}
+    rig.routing.finish(outcome, "ok")
+    assert rig.routing.describe()["routing"]["waiting"] == 0
+    rig.routing.begin(ask("r", TOKENS), Route())
+
+
+def test_only_tokens_that_nobody_holds_count_against_a_tenant() -> None:
+    rig = Rig("a", tenants=limited(max_uncached_tokens_per_s=8), admission={"burst_s": 1.0})
+    rig.up("a-0")
+    rig.store("a-0", TOKENS)
+    for name in "qrs":
+        outcome = rig.routing.begin(ask(name, [*TOKENS, 1, 2]), Route())  # 2 of 22 are new
+        rig.routing.place(name)
+        outcome.on_chunk(TokenChunk(token_ids=(1,), cached_tokens=20))
+        rig.routing.first_token(name)
+    with pytest.raises(RateLimited, match="over 8 uncached tokens per second") as caught:
+        rig.routing.begin(ask("t", [*TOKENS, 1, 2, 3, 4]), Route())
+    assert caught.value.retry_after_s == pytest.approx(0.25)
+
+
+def ranked(request_id: str, rank: int, tier: str) -> Ask:
+    given = ask(request_id, TOKENS)
+    request = msgspec.structs.replace(given.request, service_rank=rank)
+    return msgspec.structs.replace(given, request=request, tier=tier)
+
+
+def test_in_a_full_router_the_worst_rank_gives_way() -> None:
+    rig = Rig("a", admission={"max_waiting_requests": 2})
+    rig.up("a-0")
+    interrupted: list[str] = []
+    batch = rig.routing.begin(ranked("batch", 2, "batch"), Route())
+    batch.interrupt = lambda: interrupted.append("batch")
+    rig.routing.begin(ranked("chat", 0, "interactive"), Route())
+    rig.routing.begin(ranked("chat 2", 0, "interactive"), Route())
+    assert interrupted == ["batch"]
+    assert str(batch.refusal) == "too many requests wait, others come first"
+    rig.routing.finish(batch, "refused")
+    with pytest.raises(Overloaded, match="none of them gives way to rank 2"):
+        rig.routing.begin(ranked("more", 2, "batch"), Route())
+    described = rig.routing.describe()["routing"]
+    assert described["refused_by_tier"] == {"batch": 2}
+    assert (described["in_flight"], described["waiting"]) == (2, 2)
+
+
+def test_the_call_says_how_long_its_tier_lets_it_wait_and_what_its_tenant_weighs() -> None:
+    tiers = {"rules": {"interactive": {"rank": 0, "max_ttft_ms": 800.0}}}
+    rig = Rig("a", tiers=tiers, tenants=limited(weight=2.5))
+    rig.up("a-0")
+    rig.routing.begin(ask("q", TOKENS), Route())
+    rig.now += 0.3
+    rig.routing.place("q")
+    call = decode_call(rig.routing.encode_call("q"))
+    assert call.tenant_weight == 2.5
+    assert call.max_wait_s == pytest.approx(0.5)
+
+
+def test_what_cannot_be_in_time_is_refused_before_it_is_sent() -> None:
+    tiers = {"rules": {"interactive": {"rank": 0, "max_ttft_ms": 1.0}}}
+    rig = Rig("a", tiers=tiers)
+    rig.up("a-0")
+    rig.routing.begin(ask("q", TOKENS), Route())
+    rig.routing.place("q")  # an idle worker takes it
+    rig.routing.begin(ask("r", TOKENS), Route())
+    with pytest.raises(Overloaded, match="on the best of 1 workers; 1 ms are allowed"):
+        rig.routing.place("r")
+    assert rig.routing._placement.num_reserved == 1
+
+
+def test_new_limits_hold_for_what_runs() -> None:
+    rig = Rig("a")
+    rig.up("a-0")
+    rig.routing.begin(ask("q", TOKENS), Route())
+    rig.routing.configure(settings(tenants=limited(max_concurrent=1)))
+    with pytest.raises(RateLimited):
+        rig.routing.begin(ask("r", TOKENS), Route())
+
+
+def test_a_full_gate_is_not_asked_again_by_the_next_of_its_kind() -> None:
+    rig = Rig("a", "b")
+    rig.up("a-0", "b-0")
+    rig.store("b-0", TOKENS)
+    rig.routing.begin(ranked("q", 2, "batch"), Route())
+    assert rig.routing.place("q") == "b"
+    rig.routing.failed("q", is_refusal=True)
+    rig.routing.begin(ranked("r", 2, "batch"), Route())
+    assert rig.routing.place("r") == "a"
+    rig.routing.failed("r", is_refusal=True)
+    rig.routing.begin(ranked("s", 2, "batch"), Route())
+    with pytest.raises(Overloaded, match="all 2 workers have as much waiting as they may"):
+        rig.routing.place("s")
+    rig.routing.begin(ranked("chat", 0, "interactive"), Route())
+    assert rig.routing.place("chat") in {"a", "b"}
+    rig.now += 0.2
+    assert rig.routing.place("s") in {"a", "b"}
+
+
+def test_several_ingresses_share_a_limit_as_many_as_there_are_now() -> None:
+    rig = Rig("a", http={"num_ingress": 2}, tenants=limited(max_concurrent=2))
+    rig.up("a-0")
+    rig.routing.begin(ask("q", TOKENS), Route())
+    with pytest.raises(RateLimited, match="may have 2 requests at a time"):
+        rig.routing.begin(ask("r", TOKENS), Route())
+    rig.routing.configure(settings(http={"num_ingress": 1}, tenants=limited(max_concurrent=2)))
+    rig.routing.begin(ask("r", TOKENS), Route())

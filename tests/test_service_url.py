@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from infra.ports import free_ports
-from infra.service_url import not_ready_reason, url_of
+from infra.service_url import grpc_address_of, not_ready_reason, url_of
 from infra.settings import environment, to_settings
 
 
@@ -72,3 +72,16 @@ def test_child_processes_reach_this_machine_without_a_proxy(
 def test_the_url_is_one_that_a_client_here_can_use(host: str, shown: str) -> None:
     settings = to_settings({"http": {"host": host, "port": 8000}})
     assert url_of(settings) == f"http://{shown}:8000"
+
+
+@pytest.mark.parametrize(
+    ("grpc", "address"),
+    [
+        ({}, ""),
+        ({"enabled": True}, "127.0.0.1:8001"),
+        ({"enabled": True, "host": "0.0.0.0", "port": 9}, "127.0.0.1:9"),
+        ({"enabled": True, "host": "10.1.2.3"}, "10.1.2.3:8001"),
+    ],
+)
+def test_the_address_of_grpc(grpc: dict[str, object], address: str) -> None:
+    assert grpc_address_of(to_settings({"grpc": grpc})) == address

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from controllers.errors import SettingsError
-from infra.settings import Settings, load_settings, to_settings, to_values
+from controllers.errors import SettingsError, SetupError
+from infra.settings import Settings, environment_of, load_settings, to_settings, to_values
 from infra.settings_sections import ExecutorSettings, ModelSettings, TenantSettings
 
 SECTIONS = ", ".join(sorted(Settings.__struct_fields__))
@@ -85,12 +86,13 @@ def test_empty_files_and_sections_are_defaults(tmp_path: Path, text: str) -> Non
         (
             {"executor": {"scripted": {"prefil_ms": 1}}},
             "executor.scripted.prefil_ms: unknown key; did you mean 'prefill_ms'? "
-            "valid keys: decode_ms, prefill_ms, prefill_ms_per_token",
+            "valid keys: decode_ms, die_on, hang_on, prefill_ms, prefill_ms_per_token, slow_factor, "
+            "slow_on",
         ),
         (
             {"tenants": {"default": {}, "acme": {"slat": "x"}}},
             "tenants.acme.slat: unknown key; did you mean 'salt'? "
-            "valid keys: api_keys, default_request_type, max_retention_priority, salt",
+            "valid keys: api_keys, default_request_type, limits, max_retention_priority, salt",
         ),
         (
             {"retention": {"request_types": {"mine": {"systm": {}}}}},
@@ -113,11 +115,12 @@ def test_unknown_keys(values: Mapping[str, Any], message: str) -> None:
         ({"executor": {"num_replicas": 2.5}}, "executor.num_replicas: Expected `int`, got `float`"),
         (
             {"executor": {"kind": "trt"}},
-            "executor.kind: Invalid enum value 'trt'; valid values: 'local', 'scripted'",
+            "executor.kind: Invalid enum value 'trt'; valid values: 'local', 'scripted', 'trtllm'",
         ),
         (
             {"executor": {"kind": False}},
-            "executor.kind: Expected `str`, got `bool`; valid values: 'local', 'scripted'",
+            "executor.kind: Expected `str`, got `bool`; "
+            "valid values: 'local', 'scripted', 'trtllm'",
         ),
         (
             {"model": {"name": True}},
@@ -168,6 +171,11 @@ def test_wrong_values(values: Mapping[str, Any], message: str) -> None:
     ("values", "message"),
     [
         ({"tenants": {"a": {}}}, "tenants: must have 'default', got ['a']"),
+        (
+            {"grpc": {"enabled": True, "port": 0}},
+            "grpc.port: 0 is any free port, which no client can know",
+        ),
+        ({"grpc": {"enabled": True, "port": 8000}}, "grpc.port: 8000 is http.port too"),
         (
             {"tenants": {"default": {}, "a": {"default_request_type": "fast"}}},
             "tenants.a.default_request_type: 'fast' is none of "
@@ -272,6 +280,12 @@ def test_unreadable_files(tmp_path: Path) -> None:
 )
 def test_bad_environment(tmp_path: Path, env: Mapping[str, str], message: str) -> None:
     assert file_error(tmp_path, "model: {name: m}\n", env) == message
+
+
+def test_environment_of_a_process_that_is_gone() -> None:
+    assert environment_of(os.getpid())["PATH"]
+    with pytest.raises(SetupError, match="cannot read the environment of process 4194305"):
+        environment_of(2**22 + 1)
 
 
 def test_environment_that_is_not_yaml(tmp_path: Path) -> None:

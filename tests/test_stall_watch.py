@@ -24,8 +24,12 @@ PATIENCE = Patience(first_token_s=10.0, next_token_s=2.0)
 class Rig:
     def __init__(self, faults: Faults | None = None) -> None:
         self.now = 100.0
+        self.num_stalls = 0
         self.executor = ScriptedExecutor(LIMITS, faults=faults or Faults())
-        self.watch = StallWatch(self.executor, lambda: self.now)
+        self.watch = StallWatch(self.executor, lambda: self.now, self._count)
+
+    def _count(self) -> None:
+        self.num_stalls += 1
 
     def later(self, seconds: float) -> None:
         self.now += seconds
@@ -96,6 +100,27 @@ async def test_a_token_for_anybody_ends_the_alarm(hanging: Rig) -> None:
     assert await tokens(hanging, "r", prompt_of(9))
     assert not hanging.watch.is_stalled
     other.executor.close()
+
+
+async def test_while_one_tries_a_stalled_executor_nobody_else_does(hanging: Rig) -> None:
+    late = asyncio.create_task(tokens(hanging, "late", HANG))
+    await asyncio.sleep(0)
+    hanging.later(5.0)
+    other = asyncio.create_task(tokens(hanging, "other", prompt_of(9)))
+    await asyncio.sleep(0)
+    assert hanging.num_stalls == 0
+    hanging.later(5.1)
+    assert hanging.num_stalls == 1
+    with pytest.raises(ExecutorDead, match="made no token of 'late'"):
+        await late
+    with pytest.raises(ExecutorDead, match="takes requests and makes no tokens"):
+        await tokens(hanging, "third", prompt_of(9))
+    assert list(hanging.watch._id_to_run) == ["other"]
+    hanging.later(5.0)
+    assert hanging.num_stalls == 2
+    with pytest.raises(ExecutorDead, match="made no token of 'other'"):
+        await other
+    hanging.watch.check_open()  # one may try
 
 
 async def test_an_abort_by_somebody_else_stays_an_abort(hanging: Rig) -> None:

@@ -10,6 +10,7 @@ from controllers.errors import (
     NotReady,
     Overloaded,
     PromptTooLong,
+    WorkerFull,
 )
 from controllers.retention import Retention, TokenRange
 from serve_app.executors.base import GenerateRequest, SamplingParams, TokenChunk, TokenLogprob
@@ -33,7 +34,7 @@ def test_a_call_comes_back_as_it_was() -> None:
         tier="chat",
         tenant="t",
     )
-    call = Call(request, 17, 120.0, 60.0)
+    call = Call(request, 17, 120.0, 60.0, tenant_weight=3.0, max_wait_s=0.25)
     assert decode_call(encode_call(call)) == call
 
 
@@ -58,6 +59,7 @@ def test_chunks_come_back_as_they_were() -> None:
         PromptTooLong("messages", "too long", "context_length_exceeded"),
         NotReady("loading", 2.5),
         Overloaded("full", 3.0),
+        WorkerFull("one is full", 3.0),
         ExecutorDead("gone"),
     ],
 )

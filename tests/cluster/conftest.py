@@ -33,10 +33,19 @@ SCRIPTED: dict[str, Any] = {
     # Snapshots come when they are asked for, not by themselves.
     "events": {"load_interval_s": 0.2, "heartbeat_timeout_s": 1.5, "snapshot_interval_s": 3600},
     "http": {"num_ingress": 2},
-    "retention": {"request_types": {"hasty": {}}},
+    "grpc": {"enabled": True},
+    "retention": {"request_types": {"hasty": {}, "hurried": {}}},
     "tiers": {
-        "rules": {"hasty": {"rank": 0, "first_token_timeout_s": 1.0}},
-        "request_types": {"hasty": "hasty"},
+        "rules": {
+            "hasty": {"rank": 0, "first_token_timeout_s": 1.0},
+            "hurried": {"rank": 3, "max_ttft_ms": 300.0},
+        },
+        "request_types": {"hasty": "hasty", "hurried": "hurried"},
+    },
+    "tenants": {
+        "default": {},
+        "one by one": {"api_keys": ["one-by-one"], "limits": {"max_concurrent": 2}},
+        "rare": {"api_keys": ["rare"], "limits": {"max_requests_per_s": 0.02}},
     },
 }
 
@@ -69,11 +78,12 @@ class OneFleet:
         self._fleet = None
 
     def _start(self, values: dict[str, Any]) -> Fleet:
-        (port,) = free_ports(1)
-        http = {**values.get("http", {}), "port": port}
-        return start_fleet(
-            self._folders.mktemp("fleet"), self._kafka_libs, {**values, "http": http}
-        )
+        http_port, grpc_port = free_ports(2)
+        edges = {
+            "http": {**values.get("http", {}), "port": http_port},
+            "grpc": {**values.get("grpc", {}), "port": grpc_port},
+        }
+        return start_fleet(self._folders.mktemp("fleet"), self._kafka_libs, {**values, **edges})
 
 
 @pytest.fixture(scope="session")

@@ -14,10 +14,10 @@ import psutil
 import yaml
 
 from infra.local_broker import LocalBroker
+from infra.replica_processes import ReplicaProcess, replicas_of
 from infra.run_state import RunState, StateDir
 from infra.settings import Settings, environment, load_settings, to_values
 from tests.cluster.eventually import eventually
-from tests.cluster.processes import ReplicaProcess, replicas_of
 
 START_TIMEOUT_S = 100.0
 HTTP_TIMEOUT_S = 30.0

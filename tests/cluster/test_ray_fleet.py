@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import msgspec
 import pytest
 from ray.exceptions import ActorDiedError
 
-from controllers.errors import ExecutorDead, ExecutorError, NotReady, Overloaded, RequestAborted
+from controllers.errors import (
+    ExecutorDead,
+    ExecutorError,
+    InvalidRequest,
+    NotReady,
+    Overloaded,
+    RateLimited,
+    RequestAborted,
+    WorkerFull,
+)
 from serve_app.executors.base import GenerateRequest, TokenChunk
-from serve_app.fleet import Route
+from serve_app.fleet import Ask, Route
 from serve_app.ray_fleet import RayFleet
 from serve_app.wire import decode_call, encode_chunks, encode_failure
 from tests.routing_rig import Rig, ask
@@ -22,23 +32,24 @@ TOKENS = list(range(100, 120))
 FIRST = TokenChunk(token_ids=(1,), cached_tokens=0)
 LAST = TokenChunk(token_ids=(2,), finish_reason="length", cached_tokens=0)
 
-Plan = list[bytes | Exception]
+Plan = list[bytes | Exception | asyncio.Event]
 
 
 class Answers:
     """What a streaming handle call returns."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, on_cancel: Callable[[], None]) -> None:
         self._plan = plan
+        self.cancel = on_cancel
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         for step in self._plan:
             if isinstance(step, Exception):
                 raise step
-            yield step
-
-    def cancel(self) -> None:
-        pass
+            if isinstance(step, asyncio.Event):
+                await step.wait()
+            else:
+                yield step
 
 
 class Handle:
@@ -49,6 +60,7 @@ class Handle:
         self._plans = iter(plans)
         self.workers: list[str] = []
         self.requests: list[GenerateRequest] = []
+        self.num_cancelled = 0
 
     def options(self, **options: Any) -> Handle:
         return self
@@ -56,10 +68,13 @@ class Handle:
     def remote(self, *, request_id: str, call: bytes) -> Answers:
         try:
             self.workers.append(self._rig.routing.place(request_id))
-        except NotReady as error:
-            return Answers([error])
+        except (NotReady, Overloaded) as error:
+            return Answers([error], self._cancelled)
         self.requests.append(decode_call(self._rig.routing.encode_call(request_id)).request)
-        return Answers(next(self._plans))
+        return Answers(next(self._plans), self._cancelled)
+
+    def _cancelled(self) -> None:
+        self.num_cancelled += 1
 
 
 def died() -> ActorDiedError:
@@ -67,10 +82,10 @@ def died() -> ActorDiedError:
 
 
 async def run(
-    plans: list[Plan], n: int = 1, **sections: dict[str, Any]
+    plans: list[Plan], n: int = 1, replicas: str = "ab", **sections: dict[str, Any]
 ) -> tuple[list[TokenChunk], Exception | None, Handle, Rig, Route]:
-    rig = Rig("a", "b", **sections)
-    rig.up("a-0", "b-0")
+    rig = Rig(*replicas, **sections)
+    rig.up(*(f"{replica}-0" for replica in replicas))
     handle = Handle(rig, plans)
     fleet = RayFleet(handle, rig.routing)
     route = Route()
@@ -100,7 +115,7 @@ async def test_a_worker_that_dies_before_the_first_chunk_is_replaced() -> None:
     [died(), encode_failure(ExecutorDead("hangs")), encode_failure(RequestAborted("closed"))],
 )
 async def test_a_stream_goes_on_when_its_worker_fails(failure: bytes | Exception) -> None:
-    plans = [[encode_chunks([FIRST]), failure], [encode_chunks([LAST])]]
+    plans: list[Plan] = [[encode_chunks([FIRST]), failure], [encode_chunks([LAST])]]
     chunks, error, handle, rig, route = await run(plans)
     assert (chunks, error) == ([FIRST, LAST], None)
     assert sorted(handle.workers) == ["a", "b"]
@@ -148,6 +163,35 @@ async def test_attempts_are_bounded() -> None:
     assert isinstance(error, ExecutorDead)
 
 
+async def test_a_request_that_killed_a_worker_is_tried_on_one_more() -> None:
+    _, error, handle, rig, _ = await run([[died()], [died()]], replicas="abcd")
+    assert isinstance(error, ExecutorDead)
+    assert len(set(handle.workers)) == 2
+    assert [(d.status, d.num_attempts) for d in rig.decisions()] == [("error", 2)]
+
+
+async def test_a_request_that_its_worker_refuses_as_invalid_is_no_failure_of_it() -> None:
+    rig = Rig("a", "b")
+    rig.up("a-0", "b-0")
+    invalid = encode_failure(InvalidRequest("no such adapter", "model"))
+    handle = Handle(rig, [[invalid] for _ in range(200)])
+    fleet = RayFleet(handle, rig.routing)
+    for _ in range(200):
+        with pytest.raises(InvalidRequest, match="no such adapter"):
+            await anext(fleet.generate(ask("q", TOKENS), Route()))
+    fleet.close()
+    assert len(handle.workers) == 200
+    assert rig.routing._suspects.among({"a-0", "b-0"}, rig.now) == set()
+
+
+async def test_full_workers_do_not_use_up_the_attempts() -> None:
+    full = encode_failure(WorkerFull("full", 2.0))
+    plans: list[Plan] = [[full], [full], [died()], [encode_chunks([FIRST, LAST])]]
+    chunks, error, handle, _, _ = await run(plans, replicas="abcd")
+    assert (chunks, error) == ([FIRST, LAST], None)
+    assert sorted(handle.workers) == ["a", "b", "c", "d"]
+
+
 async def test_a_worker_that_dies_after_the_last_chunk_changes_nothing() -> None:
     chunks, error, _, rig, _ = await run([[encode_chunks([FIRST, LAST]), died()]])
     assert (chunks, error) == ([FIRST, LAST], None)
@@ -155,16 +199,71 @@ async def test_a_worker_that_dies_after_the_last_chunk_changes_nothing() -> None
 
 
 async def test_a_full_worker_passes_the_request_on() -> None:
-    full = encode_failure(Overloaded("full", 2.0))
+    full = encode_failure(WorkerFull("full", 2.0))
     chunks, error, handle, _, _ = await run([[full], [encode_chunks([FIRST, LAST])]])
     assert (chunks, error) == ([FIRST, LAST], None)
     assert sorted(handle.workers) == ["a", "b"]
 
 
 async def test_when_all_are_full_the_client_hears_that_and_not_that_none_is_up() -> None:
-    full = encode_failure(Overloaded("full", 2.0))
+    full = encode_failure(WorkerFull("full", 2.0))
     chunks, error, _, rig, _ = await run([[full], [full]])
     assert chunks == []
     assert isinstance(error, Overloaded)
     assert error.retry_after_s == 2.0
-    assert [d.status for d in rig.decisions()] == ["error"]
+    assert [d.status for d in rig.decisions()] == ["refused"]
+    assert rig.routing.describe()["routing"]["refused_by_tier"] == {"interactive": 1}
+
+
+async def test_what_cannot_be_in_time_anywhere_is_not_offered_around() -> None:
+    full = encode_failure(WorkerFull("full", 2.0))
+    tiers = {"rules": {"interactive": {"max_ttft_ms": 1.0}}}
+    rig = Rig("a", "b", tiers=tiers)
+    rig.up("a-0", "b-0")
+    for name in "xy":
+        rig.routing.begin(ask(name, TOKENS), Route())
+        rig.routing.place(name)
+    handle = Handle(rig, [[full]])
+    with pytest.raises(Overloaded, match="on the best of 2 workers; 1 ms are allowed"):
+        await anext(RayFleet(handle, rig.routing).generate(ask("q", TOKENS), Route()))
+    assert handle.workers == []
+    assert [d.status for d in rig.decisions()] == ["refused"]
+
+
+async def test_who_has_to_give_way_hears_it_at_once_and_its_worker_stops() -> None:
+    rig = Rig("a", admission={"max_waiting_requests": 1})
+    rig.up("a-0")
+    handle = Handle(rig, [[asyncio.Event()], [encode_chunks([FIRST, LAST])]])
+    fleet = RayFleet(handle, rig.routing)
+    batch = msgspec.structs.replace(
+        ask("batch", TOKENS),
+        request=msgspec.structs.replace(ask("batch", TOKENS).request, service_rank=2),
+    )
+    waits = asyncio.ensure_future(collect(fleet, batch))
+    while not handle.workers:
+        await asyncio.sleep(0)
+    assert await collect(fleet, ask("chat", TOKENS)) == [FIRST, LAST]
+    with pytest.raises(Overloaded, match="too many requests wait, others come first"):
+        await waits
+    assert handle.num_cancelled == 2  # also the one that has ended
+    assert sorted((d.request_id, d.status) for d in rig.decisions()) == [
+        ("batch", "refused"),
+        ("chat", "ok"),
+    ]
+    assert (rig.routing._placement.num_reserved, rig.routing._in_flight) == (0, {})
+
+
+async def test_a_tenant_over_its_limit_is_sent_nowhere() -> None:
+    rig = Rig("a", tenants={"default": {"limits": {"max_requests_per_s": 0.1}}})
+    rig.up("a-0")
+    handle = Handle(rig, [[encode_chunks([FIRST, LAST])]])
+    fleet = RayFleet(handle, rig.routing)
+    assert await collect(fleet, ask("q", TOKENS)) == [FIRST, LAST]
+    with pytest.raises(RateLimited, match="over 0.1 requests per second") as caught:
+        await collect(fleet, ask("r", TOKENS))
+    assert caught.value.retry_after_s == pytest.approx(10.0)
+    assert len(handle.workers) == 1
+
+
+async def collect(fleet: RayFleet, given: Ask) -> list[TokenChunk]:
+    return [chunk async for chunk in fleet.generate(given, Route())]

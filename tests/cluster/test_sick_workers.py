@@ -70,5 +70,19 @@ def assert_gets_less(fleet: Fleet, victim: str) -> None:
     assert rows_of(fleet.views()[0]).keys() == fleet.executors().keys()
 
 
+def test_a_burst_of_bad_requests_is_no_failure_of_a_worker(fleet: Fleet) -> None:
+    workers = fleet.executors()
+    bad = [{"prompt": "Hi", "max_tokens": -1}, {"prompt": "x" * 9000}, {"prompt": [10**6]}]
+    with ThreadPoolExecutor(8) as pool:
+        sent = pool.map(lambda n: fleet.http.post(COMPLETIONS, json=bad[n % 3]), range(200))
+    assert Counter(answer.status_code for answer in sent) == {400: 200}
+    for worker in workers:
+        for client in fleet.ingress_clients():  # one that is suspected gets not even these
+            pin = {"x-cachelane-pin": worker}
+            answer = client.post(COMPLETIONS, json={"prompt": "Hi", "max_tokens": 1}, headers=pin)
+            assert answer.headers["x-cachelane-worker"] == worker
+    assert fleet.executors() == workers
+
+
 def fresh(number: int) -> dict[str, Any]:
     return {"prompt": f"{number} is a prompt of its own " * 10, "max_tokens": 20}

@@ -29,12 +29,12 @@ class ReplicaProcess:
         self.process.wait(10)
 
 
-def replicas_of(session: int) -> list[ReplicaProcess]:
-    """Live replicas among the processes of the session that process `session` leads."""
+def replicas_of(*sessions: int) -> list[ReplicaProcess]:
+    """Live replicas among the processes of sessions, named by the processes that lead them."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, ProcessLookupError):
-            if os.getsid(process.pid) == session and (replica := _replica(process)) is not None:
+            if os.getsid(process.pid) in sessions and (replica := _replica(process)) is not None:
                 found.append(replica)
     return sorted(found, key=lambda replica: replica.replica)
 

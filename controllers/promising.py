@@ -1,0 +1,151 @@
+"""What the runs of one prompt are promised on one worker.
+
+Two passes. Leaf to root: what each run is worth, never less than what lies behind it. Root to leaf:
+promises while there is room at their level; from the first refusal on, nothing. Knows what
+`survival` learned, not how.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from controllers.grants import Grant
+from controllers.promises import (
+    DEFAULT_PROMISE,
+    DEFAULT_RETENTION_PRIORITY,
+    MAX_RETENTION_PRIORITY,
+    Promise,
+)
+from controllers.prompt_use import PromptUse, Stretch
+from controllers.retention_worker import RetentionWorker
+from controllers.survival import Survival, last_age_s
+from controllers.touch_tree import TouchedRun
+
+LOWEST_PROMISED = 37
+# Coarse on purpose: within a level the engine evicts the oldest, which is better than our guess.
+LEVELS_PER_DECADE = 2.0
+DECADES = 4.5  # of hits per block-second below 1 that are told apart
+# While a run is worth so many times what it was at first, it is about to be used.
+GUARD_FACTOR = 1.5
+WORTHLESS = 0.1  # of the price
+NOTHING = Promise(0, math.inf)
+SEVERAL_TENANTS = ""  # another one for each of them, so none can lower it
+
+
+class Want(NamedTuple):
+    """What a run should be promised. `floor`: what other tenants were, of it or behind it."""
+
+    retention_priority: int
+    duration_s: float
+    guard_s: float
+    floor: Promise | None
+
+
+class Promised(NamedTuple):
+    """`num_refused`: blocks that were worth a promise, but there was no room."""
+
+    stretches: list[Stretch]
+    num_refused: int
+
+
+def promise(
+    worker: RetentionWorker,
+    survival: Survival,
+    use: PromptUse,
+    path: Sequence[TouchedRun],
+    now: float,
+) -> Promised:
+    """Promises for the prompt's runs, root first; what they held before is taken back."""
+    worker.room.expire(now)
+    wants = _wants(worker, survival, use, path, now)
+    stretches: list[Stretch] = []
+    refused = None if use.is_kept else NOTHING
+    num_refused = 0
+    for run, want in zip(path, wants, strict=True):
+        num, own = len(run.hashes), _join(_promise_of(want), want.floor)
+        num_given = 0
+        if refused is None and want.retention_priority > DEFAULT_RETENTION_PRIORITY:
+            num_given = min(num, worker.room.left(own.retention_priority))
+        if num_given < num:
+            num_refused += num - num_given
+            refused = _refusal(survival.index[run.class_id][0], worker.price, refused)
+        rest = own if refused is None else _join(refused, want.floor)
+        _book(worker, use, run, want, own if num_given else rest, num_given)
+        stretches += [Stretch(num_given, own), Stretch(num - num_given, rest)]
+    return Promised([each for each in stretches if each.num_blocks], num_refused)
+
+
+def _wants(
+    worker: RetentionWorker,
+    survival: Survival,
+    use: PromptUse,
+    path: Sequence[TouchedRun],
+    now: float,
+) -> list[Want]:
+    boost = worker.floors.boost(use.group)
+    price, residence_s = worker.price, worker.shadow.residence_s
+    level, duration_s, guard_s = 0, 0.0, 0.0
+    floor: Promise | None = None
+    wants: list[Want] = []
+    num_behind = 0  # kids that are the prompt's own
+    for run in reversed(path):
+        index = survival.index[run.class_id]
+        level = max(level, min(use.ceiling, level_of(index[0] * boost)))
+        duration_s = max(duration_s, last_age_s(index, min(price, index[0])))
+        if boost > 1.0:  # to hit as often as LRU, as long as LRU is enough
+            lifted_s = last_age_s(index, min(price / boost, index[0]))
+            duration_s = max(duration_s, min(lifted_s, residence_s))
+        guard_s = max(guard_s, last_age_s(index, index[0] * GUARD_FACTOR))
+        grant = run.grants.get(worker.name)
+        if grant is not None:
+            worker.room.free(grant, len(run.hashes))
+            left = grant.left(now)
+            if left is not None and grant.tenant != use.tenant:
+                floor = _join(left, floor)
+            elif left is not None and len(run.kids) > num_behind:
+                level = max(level, min(use.ceiling, left.retention_priority))
+                duration_s = max(duration_s, left.duration_s)
+        wants.append(Want(level, duration_s, guard_s, floor))
+        num_behind = 1
+    wants.reverse()
+    return wants
+
+
+def _book(
+    worker: RetentionWorker,
+    use: PromptUse,
+    run: TouchedRun,
+    want: Want,
+    given: Promise,
+    num_given: int,
+) -> None:
+    """Note what the run is promised now, if anything."""
+    if given.retention_priority <= DEFAULT_RETENTION_PRIORITY:
+        run.grants.pop(worker.name, None)
+        return
+    tenant = use.tenant if want.floor is None else SEVERAL_TENANTS
+    grant = Grant(given, want.guard_s, tenant, worker.floors.boost(use.group))
+    grant.num_spare = len(run.hashes) - num_given
+    run.grants[worker.name] = grant
+    worker.room.hold(grant, num_given)
+
+
+def _refusal(worth: float, price: float, before: Promise | None) -> Promise:
+    is_worthless = worth <= WORTHLESS * price
+    return NOTHING if is_worthless or before == NOTHING else DEFAULT_PROMISE
+
+
+def level_of(worth: float) -> int:
+    """Retention priority of so many hits per block-second."""
+    steps = int(LEVELS_PER_DECADE * (math.log10(worth) + DECADES))
+    return max(LOWEST_PROMISED, min(MAX_RETENTION_PRIORITY, LOWEST_PROMISED + steps))
+
+
+def _promise_of(want: Want) -> Promise:
+    return Promise.of(want.retention_priority, want.duration_s)
+
+
+def _join(given: Promise, floor: Promise | None) -> Promise:
+    return given if floor is None else given.join(floor)
