@@ -133,16 +133,23 @@ def main() -> None:
     only = args.only.split(",") if args.only else every
     if unknown := set(only) - set(every):
         parser.error(f"unknown: {', '.join(sorted(unknown))}; valid: {', '.join(every)}")
-    rows = on_one_node({n: p for n, p in ON_ONE_NODE.items() if n in only}, args.repeat)
-    rows += on_nodes({n: p for n, p in ON_NODES.items() if n in only}, args.repeat)
-    if args.markdown:
+    rows: list[Row] = []
+    try:
+        rows += on_one_node({n: p for n, p in ON_ONE_NODE.items() if n in only}, args.repeat)
+        rows += on_nodes({n: p for n, p in ON_NODES.items() if n in only}, args.repeat)
+    finally:  # nodes may not come up on a busy machine: what was measured is not lost
+        report(rows, args.markdown)
+        print(write_json("failures", {"rows": [row._asdict() for row in rows]}, args.json))
+
+
+def report(rows: list[Row], as_markdown: bool) -> None:
+    if as_markdown:
         print(markdown(rows))
-    else:
-        table = Table(*COLUMNS)
-        for row in rows:
-            table.add_row(*cells(row))
-        Console().print(table)
-    print(write_json("failures", {"rows": [row._asdict() for row in rows]}, args.json))
+        return
+    table = Table(*COLUMNS)
+    for row in rows:
+        table.add_row(*cells(row))
+    Console().print(table)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 import psutil
 
+from controllers.errors import SetupError
+from infra.settings import environment_of
+
 _LOG_NAME = re.compile(r"replica_cachelane_(Executor|Ingress)_(\w+)\.log$")
 _FIRST_PORT = "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT"
 _LAST_PORT = "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT"
@@ -33,7 +36,7 @@ def replicas_of(*sessions: int) -> list[ReplicaProcess]:
     """Live replicas among the processes of sessions, named by the processes that lead them."""
     found = []
     for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, ProcessLookupError):
+        with contextlib.suppress(psutil.Error, ProcessLookupError, SetupError):
             if os.getsid(process.pid) in sessions and (replica := _replica(process)) is not None:
                 found.append(replica)
     return sorted(found, key=lambda replica: replica.replica)
@@ -49,7 +52,7 @@ def _replica(process: psutil.Process) -> ReplicaProcess | None:
 
 
 def _http_port(process: psutil.Process) -> int:
-    environ = process.environ()
+    environ = environment_of(process.pid)
     ports = range(int(environ[_FIRST_PORT]), int(environ[_LAST_PORT]) + 1)
     listening = (c.laddr.port for c in process.net_connections() if c.status == "LISTEN")
     return next((port for port in listening if port in ports), 0)
