@@ -23,6 +23,10 @@ UP_FLAGS = $(if $(CONFIG),--config "$(CONFIG)") $(if $(REPLICAS),--replicas "$(R
 FETCH_MODEL = from pathlib import Path; from serve_app.engine.model_store import *; \
 	ensure_default_model(Path('.cachelane/models'), print)
 
+NEEDS_TRTLLM = import sys; from tests.trtllm_executors import why_no_real_model as why; \
+	sys.exit(why() and f'make test-trtllm needs a GPU, a Python with TensorRT-LLM (PYTHON=...) and \
+	a small model (TRTLLM_TEST_MODEL=folder): {why()}')
+
 .PHONY: help install up down test test-pure test-trtllm check bench proto clean
 .DEFAULT_GOAL := help
 
@@ -61,6 +65,7 @@ test-pure: install
 
 # On a machine with a GPU and TensorRT-LLM; PYTHON is one that can import it.
 test-trtllm:
+	@$(if $(PYTHON),$(PYTHON),$(BIN)/python) -c "$(NEEDS_TRTLLM)"
 	$(if $(PYTHON),$(PYTHON),$(BIN)/python) -m pytest -rs --timeout 1200 \
 		tests/contract/test_trtllm_signatures.py tests/contract/test_executors.py -k "trtllm"
 

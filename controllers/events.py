@@ -202,6 +202,10 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int
     num_attempts: int
     status: str  # ok, cancelled, error
+    # The prompt's last full block. `stored` events say what is before it, so this names all of it.
+    prompt_hash: str | None = None
+    system_tokens: int = 0  # of the system prompt
+    history_tokens: int = 0  # of the system prompt and earlier turns
 
 
 class ScalingDecision(msgspec.Struct, frozen=True, kw_only=True):

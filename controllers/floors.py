@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from controllers.touch_tree import TouchedRun
 
-TARGET = 1.05  # of the hits of LRU; above 1, as a shortage is what lifts a group
-GAIN = 10.0
+TARGET = 1.0  # of the hits of LRU; a shortage is what lifts a group, so somewhat less comes of it
+GAIN = 20.0
 MAX_BOOST = 12.0
 # A group's hits are forgotten by half after so many of its own blocks.
 HALF_LIFE_BLOCKS = 100_000.0

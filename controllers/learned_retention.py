@@ -22,21 +22,20 @@ from controllers.prompt_use import PromptUse, retention_of
 from controllers.retention import Retention
 from controllers.retention_worker import RetentionWorker
 from controllers.survival import MAX_IDLE_S, Survival
-from controllers.touch_tree import TouchedRun, TouchTree
+from controllers.touch_tree import JOINED_FROM_USES, TouchedRun, TouchTree
 
 FIT_EVERY_S = 10.0
 MAX_BLOCKS = 2_000_000  # remembered, of all workers together; about 100 bytes each
-HUB_FROM_KIDS = 8
 
 
 @dataclass
 class Use:
-    """A request under way. `worker` "": promised nothing yet."""
+    """A request under way. `worker` "": promised nothing yet. `group`: whose floor counts."""
 
     prompt: PromptUse
     path: list[TouchedRun]
+    group: tuple[str, str]
     worker: str = ""
-    num_lru_hits: int = 0
     num_refused: int = 0  # blocks that were worth a promise, for want of room
 
 
@@ -81,8 +80,10 @@ class LearnedRetention:
             if run.touch is not None:
                 survival.reuse(run.touch, now)
                 run.touch = None
-            run.class_id = survival.class_of(*prompt.group, _kind(run))
-        return Use(prompt, path)
+            run.vote(prompt.request_type)
+            run.class_id = survival.class_of(run.label, prompt.tenant, _kind(run))
+        label = path[-1].label if path else prompt.request_type
+        return Use(prompt, path, (label, prompt.tenant))
 
     def promise(self, use: Use, worker: str, now: float) -> Retention:
         """It goes to this worker, after a failure perhaps to another one. To an unknown worker
@@ -93,8 +94,8 @@ class LearnedRetention:
         if use.worker:
             self._start_promises(use, now)
         use.worker = worker
-        use.num_lru_hits = known.shadow.use(use.path, now)
-        promised = promise(known, self.survival, use.prompt, use.path, now)
+        boost = known.floors.boost(use.group)
+        promised = promise(known, self.survival, use.prompt, use.path, boost, now)
         use.num_refused = promised.num_refused
         return retention_of(promised.stretches, use.prompt)
 
@@ -106,9 +107,12 @@ class LearnedRetention:
             run.touch = self.survival.touch(now, run.class_id)
         self._start_promises(use, now)
         worker = self._workers.get(use.worker)
-        if worker is not None and num_cached_blocks is not None:
+        if worker is None:
+            return
+        num_lru_hits = worker.shadow.use(use.path, now)
+        if num_cached_blocks is not None:
             num_blocks = len(use.prompt.hashes)
-            worker.floors.count(use.prompt.group, num_blocks, num_cached_blocks, use.num_lru_hits)
+            worker.floors.count(use.group, num_blocks, num_cached_blocks, num_lru_hits)
 
     def removed(self, worker: str, hashes: Iterable[int], now: float) -> None:
         """The worker's cache lost these blocks."""
@@ -133,7 +137,7 @@ class LearnedRetention:
         if run is not None and grant is not None:
             worker.room.evicted(grant, num)
             worth = self.survival.worth(run.class_id, now - run.last_used_s)
-            worker.evicted(worth * grant.boost, num)
+            worker.evicted(worth, grant.boost, num)
 
     def _start_promises(self, use: Use, now: float) -> None:
         worker = self._workers.get(use.worker)
@@ -146,7 +150,6 @@ class LearnedRetention:
 
 
 def _kind(run: TouchedRun) -> str | int:
-    if len(run.kids) >= HUB_FROM_KIDS:
+    if run.is_hub:
         return "hub"
-    num = run.num_uses
-    return num if num <= 4 else 5 if num <= 6 else 7
+    return min(run.num_uses, JOINED_FROM_USES)

@@ -66,5 +66,5 @@ def _check_shares(shape: ModelShape, choices: PlanChoices, max_seq_len: int) -> 
     groups = group_layers(shape, choices.kv_dtype, choices.split, max_seq_len)
     if len(shares) != len(groups):
         raise SettingsError(f"--window-shares: {len(shares)} for {len(groups)} attention windows")
-    if any(share <= 0 for share in shares) or abs(sum(shares) - 1) > 1e-9:
+    if not all(share > 0 for share in shares) or abs(sum(shares) - 1) > 1e-9:
         raise SettingsError(f"--window-shares: {sum(shares):g} in all, not positive parts of 1")

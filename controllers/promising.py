@@ -55,16 +55,18 @@ def promise(
     survival: Survival,
     use: PromptUse,
     path: Sequence[TouchedRun],
+    boost: float,
     now: float,
 ) -> Promised:
-    """Promises for the prompt's runs, root first; what they held before is taken back."""
+    """Promises for the prompt's runs, root first; what they held before is taken back. `boost`:
+    what floors make a block's worth be taken times."""
     worker.room.expire(now)
-    wants = _wants(worker, survival, use, path, now)
+    wants = _wants(worker, survival, use, path, boost, now)
     stretches: list[Stretch] = []
     refused = None if use.is_kept else NOTHING
     num_refused = 0
     for run, want in zip(path, wants, strict=True):
-        num, own = len(run.hashes), _join(_promise_of(want), want.floor)
+        num, own = len(run.hashes), _promise_of(want)
         num_given = 0
         if refused is None and want.retention_priority > DEFAULT_RETENTION_PRIORITY:
             num_given = min(num, worker.room.left(own.retention_priority))
@@ -72,9 +74,12 @@ def promise(
             num_refused += num - num_given
             refused = _refusal(survival.index[run.class_id][0], worker.price, refused)
         rest = own if refused is None else _join(refused, want.floor)
-        _book(worker, use, run, want, own if num_given else rest, num_given)
-        stretches += [Stretch(num_given, own), Stretch(num - num_given, rest)]
-    return Promised([each for each in stretches if each.num_blocks], num_refused)
+        _book(worker, use, run, want, own if num_given else rest, num_given, boost)
+        if num_given:
+            stretches.append(Stretch(num_given, own))
+        if num_given < num:
+            stretches.append(Stretch(num - num_given, rest))
+    return Promised(stretches, num_refused)
 
 
 def _wants(
@@ -82,22 +87,22 @@ def _wants(
     survival: Survival,
     use: PromptUse,
     path: Sequence[TouchedRun],
+    boost: float,
     now: float,
 ) -> list[Want]:
-    boost = worker.floors.boost(use.group)
     price, residence_s = worker.price, worker.shadow.residence_s
     level, duration_s, guard_s = 0, 0.0, 0.0
     floor: Promise | None = None
     wants: list[Want] = []
     num_behind = 0  # kids that are the prompt's own
     for run in reversed(path):
-        index = survival.index[run.class_id]
-        level = max(level, min(use.ceiling, level_of(index[0] * boost)))
-        duration_s = max(duration_s, last_age_s(index, min(price, index[0])))
+        reach, worth = survival.reach[run.class_id], survival.index[run.class_id][0]
+        level = max(level, min(use.ceiling, level_of(worth * boost)))
+        duration_s = max(duration_s, last_age_s(reach, min(price, worth)))
         if boost > 1.0:  # to hit as often as LRU, as long as LRU is enough
-            lifted_s = last_age_s(index, min(price / boost, index[0]))
+            lifted_s = last_age_s(reach, min(price / boost, worth))
             duration_s = max(duration_s, min(lifted_s, residence_s))
-        guard_s = max(guard_s, last_age_s(index, index[0] * GUARD_FACTOR))
+        guard_s = max(guard_s, last_age_s(reach, worth * GUARD_FACTOR))
         grant = run.grants.get(worker.name)
         if grant is not None:
             worker.room.free(grant, len(run.hashes))
@@ -120,13 +125,14 @@ def _book(
     want: Want,
     given: Promise,
     num_given: int,
+    boost: float,
 ) -> None:
     """Note what the run is promised now, if anything."""
     if given.retention_priority <= DEFAULT_RETENTION_PRIORITY:
         run.grants.pop(worker.name, None)
         return
     tenant = use.tenant if want.floor is None else SEVERAL_TENANTS
-    grant = Grant(given, want.guard_s, tenant, worker.floors.boost(use.group))
+    grant = Grant(given, want.guard_s, tenant, boost)
     grant.num_spare = len(run.hashes) - num_given
     run.grants[worker.name] = grant
     worker.room.hold(grant, num_given)
@@ -144,7 +150,10 @@ def level_of(worth: float) -> int:
 
 
 def _promise_of(want: Want) -> Promise:
-    return Promise.of(want.retention_priority, want.duration_s)
+    own = Promise(want.retention_priority, want.duration_s)
+    if own.retention_priority <= DEFAULT_RETENTION_PRIORITY:
+        own = Promise.of(*own)
+    return own if want.floor is None else own.join(want.floor)
 
 
 def _join(given: Promise, floor: Promise | None) -> Promise:

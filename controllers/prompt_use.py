@@ -6,8 +6,6 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import msgspec
-
 from controllers.promises import (
     DEFAULT_PROMISE,
     DEFAULT_RETENTION_PRIORITY,
@@ -33,11 +31,6 @@ class PromptUse(NamedTuple):
     is_kept: bool = True
     keeps_reply: bool = True
 
-    @property
-    def group(self) -> tuple[str, str]:
-        """Whose behaviour is learned together, and who has a floor."""
-        return self.request_type, self.tenant
-
 
 class Stretch(NamedTuple):
     """Consecutive full blocks of a prompt and their promise."""
@@ -52,17 +45,24 @@ def retention_of(stretches: Sequence[Stretch], use: PromptUse) -> Retention:
     reply = last if use.keeps_reply else last.meet(DEFAULT_PROMISE)
     if use.num_tokens > len(use.hashes) * use.block_size:
         stretches = [*stretches, Stretch(1, reply)]
-    ranges: list[TokenRange] = []
-    at = 0
-    for num_blocks, promise in stretches:
-        start, at = at, at + num_blocks * use.block_size
-        priority, duration_s = promise.retention_priority, _duration(promise)
-        if ranges and _is(ranges[-1], priority, duration_s):
-            start = ranges.pop().start
-        ranges.append(TokenRange(start, at, priority, duration_s))
-    if ranges:
-        ranges[-1] = msgspec.structs.replace(ranges[-1], end=None)
-    return Retention(tuple(ranges), reply.retention_priority, _duration(reply))
+    promises: list[Promise] = []
+    ends: list[int | None] = []
+    num_blocks = 0
+    for stretch in stretches:
+        num_blocks += stretch.num_blocks
+        if promises and promises[-1] == stretch.promise:
+            ends[-1] = num_blocks * use.block_size
+        else:
+            promises.append(stretch.promise)
+            ends.append(num_blocks * use.block_size)
+    starts = [0, *ends[:-1]]
+    ends[-1:] = [None] if ends else []
+    ranges = tuple(map(_range, starts, ends, promises))
+    return Retention(ranges, reply.retention_priority, _duration(reply))
+
+
+def _range(start: int | None, end: int | None, promise: Promise) -> TokenRange:
+    return TokenRange(start or 0, end, promise.retention_priority, _duration(promise))
 
 
 def _duration(promise: Promise) -> float | None:
@@ -70,7 +70,3 @@ def _duration(promise: Promise) -> float | None:
     if promise.retention_priority <= DEFAULT_RETENTION_PRIORITY or math.isinf(promise.duration_s):
         return None
     return max(1, int(promise.duration_s * 1e3)) / 1e3
-
-
-def _is(given: TokenRange, retention_priority: int, duration_s: float | None) -> bool:
-    return given.retention_priority == retention_priority and given.duration_s == duration_s

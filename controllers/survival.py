@@ -28,7 +28,7 @@ EDGES_S = (
 NUM_BINS = len(EDGES_S) - 1
 MAX_IDLE_S = EDGES_S[-1]
 MAX_CLASSES = 1024
-HALF_LIFE_S = 1200.0
+HALF_LIFE_S = 600.0
 # Pseudo-counts: a class needs so many touches to count as much as its parent.
 SHRINKAGE = 8.0
 _ROOT_SHRINKAGE = 0.3
@@ -52,6 +52,7 @@ class Survival:
 
     def __init__(self, shrinkage: float = SHRINKAGE, half_life_s: float = HALF_LIFE_S) -> None:
         self.index: list[list[float]] = []  # class -> bin -> hits per block-second
+        self.reach: list[list[float]] = []  # class -> for `last_age_s`
         self._shrinkage = shrinkage
         self._half_life_s = half_life_s
         self._id_of: dict[Hashable, int] = {}
@@ -59,6 +60,7 @@ class Survival:
         self._reuses: Counts = np.zeros((64, NUM_BINS))
         self._at_risk: Counts = np.zeros((64, NUM_BINS))
         self._touches: list[Touch] = []
+        self._new_reuses: list[tuple[int, int]] = []  # class and bin, since the last fit
         self._done_of = [0] * NUM_BINS  # bin -> touches that have reached it or never will
         self._fitted_at: float | None = None
         self._add("all", -1)
@@ -98,11 +100,7 @@ class Survival:
     def reuse(self, touch: Touch, now: float) -> None:
         """What was touched is used again."""
         touch.gap_s = max(0.0, now - touch.at)
-        at = bin_of(touch.gap_s)
-        class_id = touch.class_id
-        while at < NUM_BINS and class_id >= 0:
-            self._reuses[class_id, at] += 1.0
-            class_id = self._parents[class_id]
+        self._new_reuses.append((touch.class_id, bin_of(touch.gap_s)))
 
     def fit(self, now: float) -> None:
         """Bring counts and index up to date. Milliseconds; every 10 s is often enough."""
@@ -111,17 +109,15 @@ class Survival:
             self._reuses *= decay
             self._at_risk *= decay
         self._fitted_at = now
+        self._count_reuses()
         self._count_at_risk(now)
-        self.index = _index_of(self._hazards()).tolist()
+        index = _index_of(self._hazards())
+        self.index = index.tolist()
+        self.reach = (-np.maximum.accumulate(index[:, ::-1], axis=1)[:, ::-1]).tolist()
 
     def worth(self, class_id: int, idle_s: float) -> float:
         """The index after so long."""
         return self.index[class_id][min(bin_of(idle_s), NUM_BINS - 1)]
-
-    def num_touches(self, *path: Hashable) -> float:
-        """Touches that the class is known by, older ones for less; 0 for an unknown class."""
-        class_id = self._id_of.get(path) if path else 0
-        return 0.0 if class_id is None else float(self._at_risk[class_id, 0])
 
     def _add(self, key: Hashable, parent: int) -> int:
         class_id = len(self._parents)
@@ -132,7 +128,15 @@ class Survival:
             self._at_risk = np.concatenate([self._at_risk, np.zeros_like(self._at_risk)])
         if parent >= 0:
             self.index.append(self.index[parent])
+            self.reach.append(self.reach[parent])
         return class_id
+
+    def _count_reuses(self) -> None:
+        for class_id, at in self._new_reuses:
+            while at < NUM_BINS and class_id >= 0:
+                self._reuses[class_id, at] += 1.0
+                class_id = self._parents[class_id]
+        self._new_reuses.clear()
 
     def _count_at_risk(self, now: float) -> None:
         touches, at_risk = self._touches, self._at_risk
@@ -167,12 +171,12 @@ def bin_of(idle_s: float) -> int:
     return bisect_right(EDGES_S, idle_s) - 1
 
 
-def last_age_s(index: list[float], least: float) -> float:
-    """The idle time from which on a block is never again worth `least`; 0 if it never is."""
-    at = NUM_BINS
-    while at and index[at - 1] < least:
-        at -= 1
-    return EDGES_S[at]
+def last_age_s(reach: list[float], least: float) -> float:
+    """The idle time from which on a block is never again worth `least`; 0 if it never is.
+
+    `reach`: by bin, minus the most that a block will be worth in it or later.
+    """
+    return EDGES_S[bisect_right(reach, -least)]
 
 
 def _index_of(hazards: Counts) -> Counts:

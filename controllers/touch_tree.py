@@ -17,14 +17,18 @@ from collections.abc import Sequence
 from controllers.grants import Grant
 from controllers.survival import Survival, Touch
 
-JOINED_FROM_USES = 7
+JOINED_FROM_USES = 5
+HUB_FROM_KIDS = 8
+CLEAR_VOTES = 2
 
 
 class TouchedRun:
-    """Consecutive blocks of a prefix. `grants`: by worker, what was promised for them last."""
+    """Consecutive blocks of a prefix. `grants`: by worker, what was promised for them last.
+    `label`: what requests call it; the caller has them `vote`."""
 
     __slots__ = (
-        "class_id", "grants", "hashes", "kids", "last_used_s", "num_uses", "parent", "touch",
+        "class_id", "grants", "hashes", "kids", "label", "last_used_s", "num_uses", "num_votes",
+        "parent", "touch",
     )  # fmt: skip
 
     def __init__(self, hashes: list[int], parent: TouchedRun | None) -> None:
@@ -34,8 +38,25 @@ class TouchedRun:
         self.num_uses = 0
         self.last_used_s = 0.0
         self.class_id = 0
+        self.label = ""
+        self.num_votes = 0
         self.touch: Touch | None = None
         self.grants: dict[str, Grant] = {}
+
+    def vote(self, label: str) -> None:
+        """`label`: what most uses said it is, or what it continues was said to be (by Boyer and
+        Moore's count, so a wrong label here and there does not matter)."""
+        parent = self.parent
+        if not self.num_votes and parent is not None and parent.num_votes >= CLEAR_VOTES:
+            label = label if parent.is_hub else parent.label
+        if not self.num_votes:
+            self.label = label
+        self.num_votes += 1 if self.label == label else -1
+
+    @property
+    def is_hub(self) -> bool:
+        """Many prefixes continue it, such as a system prompt."""
+        return len(self.kids) >= HUB_FROM_KIDS
 
 
 class TouchTree:
@@ -61,11 +82,12 @@ class TouchTree:
             else:
                 path.append(run)
             kids, parent = run.kids, run
+        recent = self._recent
         for run in reversed(path):
             run.num_uses += 1
             run.last_used_s = now
-            self._recent[run] = None
-            self._recent.move_to_end(run)
+            recent[run] = None
+            recent.move_to_end(run)
         return path
 
     def forget(self, before_s: float) -> None:
@@ -109,6 +131,7 @@ class TouchTree:
         tail = TouchedRun(run.hashes[length:], run)
         tail.kids, tail.num_uses, tail.last_used_s = run.kids, run.num_uses, run.last_used_s
         tail.class_id, tail.grants = run.class_id, run.grants.copy()
+        tail.label, tail.num_votes = run.label, run.num_votes
         tail.touch = None if run.touch is None else self._survival.copy(run.touch)
         for kid in tail.kids.values():
             kid.parent = tail

@@ -6,7 +6,8 @@
 # What matches no application is answered 503, not 404: ours has every path, so that HAProxy has
 # just been started and was not told yet where it runs. Clients try again.
 set -eu
-for port in "$RAY_SERVE_HAPROXY_METRICS_PORT" "$RAY_SERVE_HAPROXY_STATS_PORT"; do
+# Serve's own defaults, where a cluster does not choose the ports.
+for port in "${RAY_SERVE_HAPROXY_METRICS_PORT:-9101}" "${RAY_SERVE_HAPROXY_STATS_PORT:-8404}"; do
     sed -i -E "s/^( *bind )\*?:$port\$/\1127.0.0.1:$port/" "$3"
 done
 sed -i -E '/^ *option splice-request *$/d' "$3"

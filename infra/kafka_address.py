@@ -5,9 +5,9 @@ from __future__ import annotations
 import socket
 
 from controllers.errors import BusError
+from infra.ports import MAX_PORT
 
 PROBE_TIMEOUT_S = 1.0
-MAX_PORT = 65535
 
 
 def probe(bootstrap_servers: str) -> None:

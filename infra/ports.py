@@ -6,6 +6,7 @@ import contextlib
 import socket
 
 LOOPBACK = "127.0.0.1"
+MAX_PORT = 65535
 
 
 def free_ports(count: int, host: str = LOOPBACK) -> list[int]:

@@ -8,6 +8,8 @@ from msgspec import Meta
 
 from infra.settings_sections import NonNegative, NotEmpty, Positive, Section
 
+# As Kubernetes writes it; the launchers turn it into what Docker takes.
+Bytes = Annotated[str, Meta(pattern=r"^[1-9][0-9]{0,8}(Mi|Gi)$")]
 Name = Annotated[str, Meta(pattern=r"^[a-z]([a-z0-9-]{0,40}[a-z0-9])?$")]
 
 
@@ -30,8 +32,8 @@ class DeploySettings(Section, frozen=True):
     max_nodes: Positive = 8
     gpus_per_node: NonNegative = 8
     cpus_per_node: Positive = 48
-    memory_per_node: NotEmpty = "400Gi"
-    shared_memory: NotEmpty = "16Gi"
+    memory_per_node: Bytes = "400Gi"
+    shared_memory: Bytes = "16Gi"
     accelerator: NotEmpty = "H100"
     idle_timeout_s: Positive = 600  # a node without work is given back after this
     redis_address: NotEmpty = "redis:6379"  # keeps the cluster's state where a head pod may move

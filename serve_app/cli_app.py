@@ -14,6 +14,7 @@ from serve_app.cli_lifecycle import down, status, up
 from serve_app.cli_plan import plan
 from serve_app.cli_profile import profile
 from serve_app.cli_simulate import simulate
+from serve_app.cli_tune import tune
 
 app = typer.Typer(
     help="KV-cache-aware serving on Ray Serve.",
@@ -21,7 +22,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (up, down, status, fleet, events, chat, plan, doctor, profile, simulate):
+for command in (up, down, status, fleet, events, chat, plan, doctor, profile, simulate, tune):
     app.command()(command)
 app.add_typer(config, name="config")
 app.add_typer(engine, name="engine")

@@ -1,4 +1,4 @@
-"""`cachelane config check` and `config serve`."""
+"""`cachelane config check`, `config serve` and `config deploy`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Annotated, Any
 import typer
 import yaml
 
+from infra.deploy.fit import check_fit, doubts
 from infra.deploy.render import render_all
 from infra.settings import Settings, load_settings
-from serve_app.executor_resources import executor_resources
+from serve_app.executor_resources import executor_resources, num_gpus_of
 from serve_app.scaling_config import (
     constructor_arguments,
     executor_policies,
@@ -37,12 +38,7 @@ def serve(
 ) -> None:
     """Print the configuration for `serve deploy` and KubeRay's serveConfigV2."""
     settings = load_settings(file)
-    if settings.kafka.bootstrap_servers is None:
-        typer.echo(
-            "warning: kafka.bootstrap_servers is not set; a deployed service needs a Kafka that "
-            "every node reaches",
-            err=True,
-        )
+    _warn(settings)
     typer.echo(yaml.safe_dump(serve_config(settings), sort_keys=False), nl=False)
 
 
@@ -53,10 +49,17 @@ def deploy(
 ) -> None:
     """Write the files that launch a fleet: Ray cluster, Serve, KubeRay, topics, compose."""
     settings = load_settings(file, env={})
+    check_fit(settings, num_gpus_of(settings.executor))
+    _warn(settings)
     out.mkdir(parents=True, exist_ok=True)
     for name, text in render_all(settings, serve_config(settings)).items():
         (out / name).write_text(text, "utf-8")
         typer.echo(out / name)
+
+
+def _warn(settings: Settings) -> None:
+    for doubt in doubts(settings):
+        typer.echo(f"warning: {doubt}", err=True)
 
 
 def serve_config(settings: Settings) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from serve_app.cli_common import (
     print_json,
 )
 from serve_app.executor_resources import num_gpus_of
-from serve_app.model_files import check_model
+from serve_app.model_files import check_model_file
 
 COLOURS = {"ok": "green", "info": "dim", "warning": "yellow", "error": "bold red"}
 GPU_S, BUS_S, FLEET_S = 13.0, 8.0, 12.0
@@ -206,7 +206,7 @@ def _check_settings(settings: Settings) -> list[Finding]:
     if settings.model.path is None and settings.executor.kind == "scripted":
         name = "none needed"
     return [
-        limits.from_preflight("model.file", f"model: {name}", lambda: check_model(settings)),
+        limits.from_preflight("model.file", f"model: {name}", lambda: check_model_file(settings)),
         *limits.check_executor(settings.executor),
         *_check_profiling(settings.executor.profiling),
     ]

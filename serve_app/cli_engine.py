@@ -65,7 +65,9 @@ def build(
 
 def _model_path(settings: Settings) -> str:
     path = settings.model.path
-    if path is None or path.endswith(".gguf"):
+    if path is None:
+        raise SettingsError("model.path: must be given, as a Hugging Face folder")
+    if path.endswith(".gguf"):
         raise SettingsError(f"model.path: {path!r} is not a Hugging Face folder")
     return path
 

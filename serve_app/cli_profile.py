@@ -15,6 +15,7 @@ import msgspec
 import typer
 
 from controllers.errors import CachelaneError, SetupError
+from infra.ports import MAX_PORT, is_listening
 from infra.run_state import StateDir
 from infra.settings import environment, environment_of
 from serve_app.cli_common import (
@@ -28,6 +29,7 @@ from serve_app.profile_tools import TOOL_TO_MAX_S
 from serve_app.profiling import FINISH_S, NSYS_FINISH_S, ProfileAnswer, ProfileOrder
 
 CONNECT_S = 30.0  # importing Ray and connecting
+PROBE_TIMEOUT_S = 5.0
 HOW_TO_OPEN = {
     "py-spy": "open it in a browser",
     "nsys": "open it with nsys-ui",
@@ -68,12 +70,22 @@ def profile(
             raise SetupError("Ray is not running: start everything with `cachelane up`")
         address, env = run.ray_address, environment_of(run.sessions["ray"].pid)
     else:
+        check_address(address)
         env = environment()
     answer = find(ask(order, address, env), replica)
     if as_json:
         print_json(msgspec.to_builtins(answer))
     else:
         typer.echo(describe(answer, os.uname().nodename))
+
+
+def check_address(address: str) -> None:
+    """Ray itself would try for minutes, without a word. Raises SetupError."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) <= MAX_PORT:
+        raise SetupError(f"--address: {address!r} is not HOST:PORT")
+    if not is_listening(int(port), host.strip("[]"), PROBE_TIMEOUT_S):
+        raise SetupError(f"--address: nothing listens at {address}; give that of Ray's head")
 
 
 def ask(order: ProfileOrder, address: str, env: Mapping[str, str]) -> list[ProfileAnswer]:

@@ -81,9 +81,7 @@ class Entrance:
         rank = ask.request.service_rank
         full = self._full_gates.among(workers, rank, ask.tenant, self._clock())
         if full and full == workers:
-            raise self._overloaded(
-                f"all {len(full)} workers have as much waiting as they may", rank
-            )
+            raise self._overloaded("every worker has as much waiting as it may", rank)
         return full
 
     def ttft_left_ms(self, outcome: Outcome) -> float | None:

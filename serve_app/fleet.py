@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import msgspec
 
 from controllers.prompt_use import PromptUse
+from controllers.retention import Spans
 from serve_app.executors.base import ExecutorInfo, GenerateRequest, TokenChunk
 
 
@@ -27,6 +28,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     tier: str
     tenant: str
     pinned_worker: str | None = None
+    spans: Spans = Spans(0, 0, 0)  # of the prompt, as far as they are known
     # What learned retention plans by, once the worker is known; None: `request.retention` stands.
     prompt_use: PromptUse | None = None
 

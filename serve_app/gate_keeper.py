@@ -17,13 +17,10 @@ import msgspec
 
 from controllers.errors import ExecutorDead, WorkerFull
 from controllers.fair_queue import Bounds
-from controllers.gate import Gate, GateRules
+from controllers.gate import SHARED_START_SHARE, Gate, GateRules
 from controllers.waiting import Waiting
 from serve_app.executors.base import ExecutorInfo, TokenChunk
 
-# Prompts of at most this share of a full iteration's tokens may start together: the fixed part of
-# an iteration is then most of what each would cost alone (1,536 of 8,192 tokens, by simulation).
-SHARED_START_SHARE = 0.1875
 # A timer may fire a little before its time.
 TIMER_SLACK_S = 0.001
 

@@ -15,6 +15,7 @@ from infra.settings import Settings
 from infra.settings_sections import GrpcSettings
 from serve_app.chat import Chat
 from serve_app.fleet import Fleet
+from serve_app.grpc_decoding import UnreadableMessages
 from serve_app.grpc_health import Health
 from serve_app.grpc_service import CachelaneService
 from serve_app.proto import cachelane_pb2, cachelane_pb2_grpc
@@ -40,7 +41,9 @@ class GrpcServer:
         self._settings = settings.grpc
         self._service = CachelaneService(fleet, tokenizer, template, settings)
         self._health = Health(fleet, [SERVICE])
-        self._server = grpc.aio.server(options=_options(settings.grpc))
+        self._server = grpc.aio.server(
+            interceptors=[UnreadableMessages(f"/{SERVICE}/")], options=_options(settings.grpc)
+        )
         cachelane_pb2_grpc.add_CachelaneServicer_to_server(self._service, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = (SERVICE, HEALTH, reflection.SERVICE_NAME)

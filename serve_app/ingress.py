@@ -15,9 +15,6 @@ from serve_app.grpc_ingress import GrpcServer
 from serve_app.model_files import load_text, model_path_on_this_node
 from serve_app.ray_fleet import RayFleet
 
-# Less than what Serve gives a replica to stop.
-GRPC_GRACE_S = 100.0
-
 
 class Ingress:
     """Requests in, executor calls out. `user_config` changes policies without a restart."""
@@ -70,7 +67,8 @@ class Ingress:
         """Called by Serve when the requests over HTTP have ended."""
         server = getattr(self, "_grpc", None)
         if server is not None:
-            await server.stop(GRPC_GRACE_S)
+            # Streams get the time they have over HTTP; Serve ends this process when it is over.
+            await server.stop(self._settings.autoscaling.drain_timeout_s)
         fleet = getattr(self, "_fleet", None)
         if fleet is not None:
             fleet.close()

@@ -24,7 +24,9 @@ from serve_app.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
 # Where a node that was started without `cachelane up` keeps the default model.
 NODE_MODELS_DIR = Path("~/.cache/cachelane/models")
 
-NO_FOLDER = "model.path: the TensorRT-LLM executor needs a Hugging Face folder (MODEL=folder)"
+NO_FOLDER = (
+    "model.path is not set: the TensorRT-LLM executor needs a Hugging Face folder (MODEL=folder)"
+)
 
 Say = Callable[[str], None]
 
@@ -57,12 +59,22 @@ def fetch_model(settings: Settings, models_dir: Path, say: Say) -> str:
 
 
 def check_model(settings: Settings) -> None:
-    """Whether the executor can take the file that the settings name, from its header alone.
+    """Whether the executor is there and can take the file that the settings name.
 
     Raises SetupError, in a fraction of a second and not after everything else has started.
     """
     if settings.executor.kind == "trtllm":
-        _check_trtllm(settings)
+        try:
+            check_installed()  # looked for, not imported: that takes many seconds
+        except SettingsError as error:
+            raise SetupError(str(error)) from error
+    check_model_file(settings)
+
+
+def check_model_file(settings: Settings) -> None:
+    """Whether it is a file for the executor, from its header alone. Raises SetupError."""
+    if settings.executor.kind == "trtllm":
+        _check_folder(settings)
         return
     if settings.model.path is None:
         return
@@ -78,10 +90,8 @@ def check_model(settings: Settings) -> None:
         raise SetupError(f"{error}: MODEL= wants a GGUF file of the Llama family") from error
 
 
-def _check_trtllm(settings: Settings) -> None:
-    """The package is looked for, not imported: that takes many seconds."""
+def _check_folder(settings: Settings) -> None:
     try:
-        check_installed()
         if settings.model.path is None:
             raise ModelFileError(NO_FOLDER)
         path = Path(settings.model.path).expanduser()

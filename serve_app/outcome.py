@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from controllers.errors import Overloaded
-from controllers.events import SCHEMA, Decision
+from controllers.events import SCHEMA, Decision, hex_of
 from controllers.placement import Placed
 from serve_app.executors.base import TokenChunk
 from serve_app.fleet import Ask, Route
@@ -101,6 +101,9 @@ class Outcome:
             output_tokens=self.num_output_tokens,
             num_attempts=self.route.num_attempts,
             status=self.status,
+            prompt_hash=hex_of(self.ask.hashes[-1]) if self.ask.hashes else None,
+            system_tokens=self.ask.spans.system_end,
+            history_tokens=self.ask.spans.history_end,
         )
 
 

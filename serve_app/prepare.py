@@ -192,6 +192,7 @@ class Preparer:
             tier=tier,
             tenant=terms.tenant.name,
             pinned_worker=terms.pinned_worker,
+            spans=prompt.spans,
             prompt_use=self._prompt_use(terms, hashes, num_tokens),
         )
 

@@ -12,7 +12,11 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError
-from ray.serve.exceptions import BackPressureError, RayServeException
+from ray.serve.exceptions import (
+    BackPressureError,
+    DeploymentUnavailableError,
+    RayServeException,
+)
 from ray.serve.handle import DeploymentHandle
 
 from controllers.errors import (
@@ -89,11 +93,11 @@ class RayFleet:
 
     async def generate(self, ask: Ask, route: Route) -> AsyncIterator[TokenChunk]:
         outcome = self._routing.begin(ask, route)
-        self._warm_start.observe(ask)
         task = asyncio.current_task()
         assert task is not None, "an event loop runs this"
         outcome.interrupt = task.cancel
         try:
+            self._warm_start.observe(ask)
             async for chunk in self._attempts(outcome):
                 if outcome.on_chunk(chunk):
                     self._routing.first_token(ask.request.request_id)
@@ -175,6 +179,8 @@ class RayFleet:
             raise
         except BackPressureError as error:
             raise WorkerFull("too many requests wait for a worker") from error
+        except DeploymentUnavailableError as error:
+            raise NotReady("the executors failed to start") from error
         except RayError as error:
             raise ExecutorError(f"the request failed in its replica: {type(error).__name__}") from (
                 error

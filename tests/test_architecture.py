@@ -27,11 +27,11 @@ HOMES = {
         "serve_app/victim_choice.py",
     },
     "grpc": {
-        *(f"serve_app/grpc_{n}.py" for n in ("errors", "health", "ingress")),
+        *(f"serve_app/grpc_{n}.py" for n in ("decoding", "errors", "health", "ingress")),
         "serve_app/proto/cachelane_pb2_grpc.py",
     },
     "google": {
-        *(f"serve_app/grpc_{n}.py" for n in ("body", "errors", "service")),
+        *(f"serve_app/grpc_{n}.py" for n in ("body", "decoding", "errors", "service")),
         "serve_app/proto/cachelane_pb2.py",
     },
     "grpc_health": {"serve_app/grpc_health.py", "serve_app/grpc_ingress.py"},

@@ -84,6 +84,16 @@ def test_what_settings_want_of_gpus() -> None:
     assert wanted_of(to_settings({})).num_gpus == 0.0
 
 
+def test_a_missing_package_is_one_finding(tmp_path: Path) -> None:
+    """The folder is looked at all the same."""
+    file = tmp_path / "cachelane.yaml"
+    file.write_text("executor: {kind: trtllm}")
+    code, found = doctor(tmp_path, "--config", str(file))
+    assert code == 1
+    assert "TensorRT-LLM is not installed" in found["tensorrt_llm.version"]["found"]
+    assert found["model.file"]["found"] == "model.path is not set"
+
+
 def test_a_running_fleet_is_listened_to(tmp_path: Path) -> None:
     patient = Patient(to_settings({}), StateDir.at(tmp_path), is_running=False)
     running = Patient(patient.settings, patient.state, is_running=True)

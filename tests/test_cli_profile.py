@@ -8,8 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from controllers.errors import CachelaneError, SetupError
+from infra.ports import free_ports
 from serve_app.cli_app import app
-from serve_app.cli_profile import _answers, describe, find
+from serve_app.cli_profile import _answers, check_address, describe, find
 from serve_app.profiling import ProfileAnswer
 
 A = ProfileAnswer(replica="a", workers=["a-0"])
@@ -46,6 +47,21 @@ def test_a_replica_that_could_not_be_asked() -> None:
 def test_where_the_file_is() -> None:
     assert describe(DONE, "n1") == "/p/b.svg\npy-spy, 34 kB: open it in a browser"
     assert describe(DONE, "n2").splitlines()[0] == "/p/b.svg on node n1"
+
+
+@pytest.mark.parametrize("address", ["", "head", ":6379", "head:", "head:0", "head:70000"])
+def test_what_is_no_address(address: str) -> None:
+    with pytest.raises(SetupError, match=f"--address: {address!r} is not HOST:PORT"):
+        check_address(address)
+
+
+def test_an_address_where_nothing_listens_is_not_waited_for() -> None:
+    [port] = free_ports(1)
+    result = CliRunner().invoke(app, ["profile", "a-0", "--address", f"127.0.0.1:{port}"])
+    assert isinstance(result.exception, SetupError)
+    assert str(result.exception) == (
+        f"--address: nothing listens at 127.0.0.1:{port}; give that of Ray's head"
+    )
 
 
 def test_what_the_client_process_says() -> None:

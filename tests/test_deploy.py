@@ -12,7 +12,13 @@ import pytest
 import yaml
 
 from infra.deploy.compose import KAFKA_IMAGE
-from infra.deploy.nodes import HAPROXY_BINARY, HAPROXY_WRAPPER, RAY_VERSION, node_environment
+from infra.deploy.nodes import (
+    HAPROXY_BINARY,
+    HAPROXY_WRAPPER,
+    MODELS_DIR,
+    RAY_VERSION,
+    node_environment,
+)
 from infra.deploy.render import render_all
 from infra.kafka_jars import LOCK_PATH
 from infra.settings import Settings, load_settings, to_settings
@@ -152,6 +158,41 @@ def test_the_pods_of_the_policy_are_those_of_the_service(rendered: dict[str, str
         assert wanted <= group["template"]["metadata"]["labels"].items()
 
 
+def test_the_operator_reaches_the_pods_however_it_was_installed(rendered: dict[str, str]) -> None:
+    """Its Helm chart and its plain manifests give it different names."""
+    (policy,) = documents(rendered, "network-policy.yaml")
+    (operator,) = policy["spec"]["ingress"][2]["from"]
+    assert operator["podSelector"]["matchLabels"] == {
+        "app.kubernetes.io/component": "kuberay-operator"
+    }
+
+
+def test_machines_without_gpus_are_not_asked_for_any() -> None:
+    plain = to_settings({"deploy": {"gpus_per_node": 0}})
+    (ray_cluster,) = documents(render_all(plain, serve_config(plain)), "ray_cluster.yaml")
+    assert "--gpus all" not in ray_cluster["docker"]["worker_run_options"]
+    assert ray_cluster["available_node_types"]["gpu"]["resources"] == {"CPU": 48}
+
+
+def test_machines_show_their_models_to_the_containers(
+    rendered: dict[str, str], settings: Settings
+) -> None:
+    (ray_cluster,) = documents(rendered, "ray_cluster.yaml")
+    assert f"-v {MODELS_DIR}:{MODELS_DIR}:ro" in ray_cluster["docker"]["worker_run_options"]
+    assert settings.model.path is not None
+    assert settings.model.path.startswith(f"{MODELS_DIR}/")
+
+
+def test_the_state_volume_of_compose_belongs_to_the_user_of_the_image(
+    rendered: dict[str, str],
+) -> None:
+    (compose,) = documents(rendered, "compose.yaml")
+    (volume,) = compose["services"]["cachelane"]["volumes"]
+    text = (FOLDER / "Dockerfile.cpu").read_text("utf-8")
+    assert f"install -d -o cachelane -g cachelane {volume.partition(':')[2]}" in text
+    assert "USER cachelane" in text
+
+
 def test_kafka_in_compose_is_the_version_that_is_embedded() -> None:
     (embedded, *_) = json.loads(LOCK_PATH.read_text("utf-8"))["coordinates"]
     assert KAFKA_IMAGE.rpartition(":")[2] == embedded.rpartition(":")[2]
@@ -166,6 +207,7 @@ def test_images_hold_what_the_nodes_name(kind: str) -> None:
     for sources, _ in copied:
         for source in sources.split():
             assert (ROOT / source).exists(), source
+    assert "install -y --no-install-recommends wget" in text  # of KubeRay's probes
     assert {"controllers", "infra", "serve_app"} <= {target for _, target in copied}
     if kind == "gpu":
         assert f'"ray[serve]=={RAY_VERSION}"' in text

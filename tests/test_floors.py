@@ -54,7 +54,7 @@ def test_the_shadow_counts_what_lru_would_hit(asked: list[list[int]], num_blocks
             plain.popitem(last=False)
         num_runs = len(tree.run_of)
         path = tree.use([hash(key) for key in keys], float(at))
-        got = shadow.use(path)
+        got = shadow.use(path, float(at))
         assert 0 <= got <= len(keys)
         if len(path) == 1 and num_runs == 0:
             assert got == wanted == 0

@@ -100,6 +100,24 @@ async def test_a_message_over_the_limit_is_refused_and_hurts_nobody() -> None:
         assert (await edge.ask(HI)).reasons == {0: "length"}
 
 
+@pytest.mark.parametrize("method", ["Generate", "GenerateStream", "Chat", "RouteExplain"])
+@pytest.mark.parametrize("data", [b"\xff\xff\xff", b"\x0a\x02\xff\xfe"])  # the second: no UTF-8
+async def test_what_is_no_message_is_a_bad_request(
+    method: str, data: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    inside = inside_of()
+    async with grpc_edge(inside) as edge:
+        kind = "unary_stream" if method.endswith("Stream") else "unary_unary"
+        call = getattr(edge.channel, kind)(f"/cachelane.v1.Cachelane/{method}")(data)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await (drained(call) if kind == "unary_stream" else call)
+        refusal = refusal_of(caught.value, {})
+        assert (refusal.code, refusal.param) == ("INVALID_ARGUMENT", "request")
+        assert "class" not in str(caught.value.details())
+        assert (await edge.ask(HI)).reasons == {0: "length"}
+    assert caplog.text == ""
+
+
 async def test_token_ids_come_back_up_to_a_stop_string() -> None:
     inside = inside_of(PlannedExecutor(text="abcdefgh", chunk_size=3))
     async with grpc_edge(inside) as edge:

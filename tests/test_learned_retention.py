@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from controllers.learned_retention import LearnedRetention, Use
 from controllers.promises import DEFAULT_PROMISE, Promise
-from controllers.prompt_use import PromptUse
 from controllers.promising import LOWEST_PROMISED
+from controllers.prompt_use import PromptUse
 from controllers.retention import Retention, TokenRange, ranges_of_blocks
 
 B = 4
@@ -171,9 +171,9 @@ def test_every_plan_keeps_the_laws(
         reply = Promise.of(retention.decode_retention_priority, retention.decode_duration_s)
         for before, after in zip(promises, [*promises[1:], reply], strict=True):
             assert before.covers(after)
-        for block, given in zip(use.hashes, promises[:-1], strict=True):
-            _check_not_lowered(promised.get(block), tenant, given, now)
-            promised[block] = (tenant, given, now)
+        for block, now_said in zip(use.hashes, promises[:-1], strict=True):
+            _check_not_lowered(promised.get(block), tenant, now_said, now)
+            promised[block] = (tenant, now_said, now)
         learned.finished(under_way, rng.randrange(len(tokens) + 1), now)
         learned.removed(W, rng.sample(use.hashes, rng.randrange(len(tokens) + 1)), now)
         room = learned._workers[W].room
@@ -185,12 +185,12 @@ def _check_ranges(retention: Retention) -> None:
     assert ranges[0].start == 0
     assert ranges[-1].end is None
     assert [r.end for r in ranges[:-1]] == [r.start for r in ranges[1:]]
-    for given in ranges:
-        assert 0 <= given.retention_priority <= 100
-        if given.duration_s is not None:
-            assert given.retention_priority > DEFAULT_PROMISE.retention_priority
-            assert given.duration_s > 0
-            assert abs(round(given.duration_s * 1e3) - given.duration_s * 1e3) < 1e-6
+    for each in ranges:
+        assert 0 <= each.retention_priority <= 100
+        if each.duration_s is not None:
+            assert each.retention_priority > DEFAULT_PROMISE.retention_priority
+            assert each.duration_s > 0
+            assert abs(round(each.duration_s * 1e3) - each.duration_s * 1e3) < 1e-6
 
 
 def _check_not_lowered(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -277,6 +278,7 @@ def test_nothing_may_help() -> None:
         ({"sequence_length": 5000}, "--sequence-length: 5000 is more than max_seq_len, 4096"),
         ({"window_shares": (0.5, 0.5)}, "--window-shares: 2 for 1 attention windows"),
         ({"window_shares": (0.5,)}, "--window-shares: 0.5 in all, not positive parts of 1"),
+        ({"window_shares": (math.nan,)}, "--window-shares: nan in all, not positive parts of 1"),
     ],
 )
 def test_choices_without_meaning(changes: dict[str, object], message: str) -> None:

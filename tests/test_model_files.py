@@ -78,7 +78,7 @@ def test_trtllm_takes_a_folder(tmp_path: Path) -> None:
         check(folder, "trtllm")
     with pytest.raises(SetupError, match="config.json: no such file"):
         check(tmp_path, "trtllm")
-    with pytest.raises(SetupError, match="model.path: the TensorRT-LLM executor needs a Hugging"):
+    with pytest.raises(SetupError, match="model.path is not set: the TensorRT-LLM executor needs"):
         check(None, "trtllm")
 
 

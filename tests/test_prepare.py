@@ -9,6 +9,7 @@ import pytest
 
 from controllers.blocks import as_token_array, block_hashes, salt_of
 from controllers.errors import InvalidRequest, PromptTooLong, UnknownModel
+from controllers.prompt_use import PromptUse
 from controllers.retention import TokenRange
 from infra.settings import to_settings
 from serve_app.chat import Chat
@@ -375,3 +376,24 @@ def test_a_model_without_a_chat_template_takes_prompts_only() -> None:
 def test_a_caller_may_ask_for_a_worker() -> None:
     assert only(chat(Caller(pinned_worker="a-0"))).pinned_worker == "a-0"
     assert only(chat()).pinned_worker is None
+
+
+def test_learned_retention_gets_what_it_plans_by() -> None:
+    learned = preparer({**TENANTS, "retention": {"policy": "learned"}})
+
+    def asked(caller: Caller = NOBODY, **fields: Any) -> Ask:
+        body = json.dumps({"prompt": "x" * 20, **fields}).encode()
+        return only(learned.completion(body, caller, INFO))
+
+    ask = asked(Caller("Bearer k-small"))
+    assert ask.prompt_use == PromptUse(
+        ask.hashes, 20, BLOCK_SIZE, "interactive", tenant="small", ceiling=50
+    )
+    once = asked(request_type="oneoff").prompt_use
+    assert once is not None
+    assert (once.is_kept, once.keeps_reply) == (False, False)
+    batch = asked(request_type="batch").prompt_use
+    assert batch is not None
+    assert (batch.is_kept, batch.keeps_reply) == (True, False)
+    assert asked(retention=[{"start": 0, "retention_priority": 50}]).prompt_use is None
+    assert only(completion()).prompt_use is None

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import httpx
+import pytest
 
 from infra.ports import free_ports
 from infra.ray_env import MAX_RAY_DIR_BYTES, ray_dir, ray_environment
@@ -47,7 +48,11 @@ def test_values_are_what_a_process_takes(tmp_path: Path) -> None:
     assert all(isinstance(value, str) for value in ray_environment(tmp_path).values())
 
 
-def test_haproxy_shows_its_figures_to_this_machine_only(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ports", [{}, {"METRICS": "9101", "STATS": "8404"}])
+def test_haproxy_shows_its_figures_to_this_machine_only(
+    tmp_path: Path, ports: dict[str, str]
+) -> None:
+    """Also where nobody chose their ports, as on a cluster of several nodes."""
     config = tmp_path / "haproxy.cfg"
     config.write_text(
         "frontend prometheus\n    bind :9101\nfrontend http\n    bind *:8000\n"
@@ -59,8 +64,7 @@ def test_haproxy_shows_its_figures_to_this_machine_only(tmp_path: Path) -> None:
     env = {
         "PATH": os.environ["PATH"],
         "HAPROXY_BINARY": str(binary),
-        "RAY_SERVE_HAPROXY_METRICS_PORT": "9101",
-        "RAY_SERVE_HAPROXY_STATS_PORT": "8404",
+        **{f"RAY_SERVE_HAPROXY_{name}_PORT": port for name, port in ports.items()},
     }
     command = [str(HAPROXY_SH), "-db", "-f", str(config), "-sf", "12"]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)

@@ -34,6 +34,7 @@ def executor(trtllm: dict[str, Any] | None = None, **values: Any) -> ExecutorSet
             "require_retention: true contradicts enable_retention false",
         ),
         ({"llm_args": {"max_batch_size": 3}}, {}, "llm_args.max_batch_size: is set by its own key"),
+        ({"llm_args": {"dtype": "fp8"}}, {}, "llm_args.dtype: is set by its own key"),
         (
             {"tensor_parallel_size": 2},
             {"num_gpus": 2},

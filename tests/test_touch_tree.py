@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controllers.survival import Survival
-from controllers.touch_tree import JOINED_FROM_USES, TouchedRun, TouchTree
+from controllers.touch_tree import HUB_FROM_KIDS, JOINED_FROM_USES, TouchedRun, TouchTree
 
 
 def tree(max_blocks: int = 1000) -> TouchTree:
@@ -84,3 +84,27 @@ def test_a_path_is_the_prompt_and_every_block_knows_its_run(asked: list[list[int
     for block_hash, run in t.run_of.items():
         assert block_hash in run.hashes
         assert run.parent is None or run.parent.kids[run.hashes[0]] is run
+
+
+def test_a_run_is_what_most_of_its_uses_call_it() -> None:
+    t = tree()
+    for label in ("agent", "agent", "chat", "agent", "chat", "agent"):
+        path = t.use(prefix(1, 2), 0.0)
+        path[0].vote(label)
+    assert path[0].label == "agent"
+    for _ in range(9):
+        path[0].vote("chat")
+    assert path[0].label == "chat"
+
+
+def test_what_continues_a_run_of_clear_label_is_of_that_label_unless_many_do() -> None:
+    t = tree()
+    for _ in range(3):
+        t.use(prefix(1, 2), 0.0)[0].vote("agent")
+    new = t.use(prefix(1, 2, 3), 1.0)[-1]
+    new.vote("wrong")
+    assert new.label == "agent"
+    for token in range(10, 10 + HUB_FROM_KIDS):
+        new = t.use(prefix(1, 2, token), 2.0)[-1]
+    new.vote("chat")
+    assert new.label == "chat"

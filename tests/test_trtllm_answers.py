@@ -39,6 +39,10 @@ def test_iterators(end: type[Exception]) -> None:
     assert drained(Ending([{"a": 1}, '{"b": 2}', {}], end)) == [{"a": 1}, {"b": 2}, {}]
 
 
+def test_a_text_that_is_no_json_is_left_for_the_reader() -> None:
+    assert drained(["{", '{"a": 1}']) == ["{", {"a": 1}]
+
+
 def test_other_forms() -> None:
     assert drained(None) == []
     assert drained([{"a": 1}, None]) == [{"a": 1}, None]

@@ -80,6 +80,22 @@ def test_siblings_do_not_count_the_prompt_again(books: Books) -> None:
     assert (books.hit_tokens(0), books.prompt_tokens(0)) == (0, 20)
 
 
+def test_what_live_sequences_have_in_common_with_a_prompt(books: Books) -> None:
+    hashes = list(range(100, 140))
+    assert books.num_shared(hashes, 0) == 0
+    seqs = [sequence(books, 20, dp_rank) for dp_rank in (0, 0, 1)]
+    for seq, num_common in zip(seqs, (3, 17, 40), strict=True):
+        seq.hashes = [*hashes[:num_common], 1, 2, 3]
+        books.add(seq)
+    assert books.num_shared(hashes, 0) == 17
+    assert books.num_shared(hashes, 1) == 40
+    assert books.num_shared(hashes[:5], 0) == 5
+    assert books.num_shared([7, *hashes], 0) == 0
+    assert books.num_shared([], 0) == 0
+    books.remove(seqs[1])
+    assert books.num_shared(hashes, 0) == 3
+
+
 def test_silence(books: Books, clock: Clock) -> None:
     clock.now += 1000
     assert books.silence_s() == 0.0  # nothing to do

@@ -207,7 +207,7 @@ def test_without_print_nothing_is_built(cachelane: Any) -> None:
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ("null", "cachelane: model.path: None is not a Hugging Face folder\n"),
+        ("null", "cachelane: model.path: must be given, as a Hugging Face folder\n"),
         ("/m/x.gguf", "cachelane: model.path: '/m/x.gguf' is not a Hugging Face folder\n"),
         (
             "/m",

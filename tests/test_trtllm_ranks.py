@@ -37,8 +37,8 @@ def test_a_rank_that_should_not_be_there(ranks: Ranks, caplog: pytest.LogCapture
     assert [record.getMessage() for record in caplog.records] == [
         "TensorRT-LLM tells events of rank 7, there are 2"
     ]
-    assert ranks.feed([{"attentionDpRank": 7, "numQueuedRequests": 3}, {}])
-    assert [ranks[at].stats.num_queued for at in (0, 1)] == [None, None]
+    assert ranks.feed([{"attentionDpRank": 7, "kvCacheStats": {"usedNumBlocks": 3}}, {}])
+    assert [ranks[at].stats.num_used for at in (0, 1)] == [None, None]
 
 
 @pytest.mark.parametrize("event", ["text", {"attention_dp_rank": "x"}])

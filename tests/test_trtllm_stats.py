@@ -16,8 +16,6 @@ def stats(**changes: Any) -> dict[str, Any]:
     found = {
         "iter": 0,
         "iterLatencyMS": 4.0,
-        "numActiveRequests": 1,
-        "numQueuedRequests": 2,
         "kvCacheStats": {"maxNumBlocks": 7934, "usedNumBlocks": 5, "freeNumBlocks": 7929},
         "inflightBatchingStats": {**batch, **changes.pop("batch", {})},
     }
@@ -34,11 +32,11 @@ def fed(*items: dict[str, Any]) -> RankStats:
 
 def test_figures() -> None:
     rank = fed(stats())
-    assert (rank.num_used, rank.num_queued, rank.num_bad_figures) == (5, 2, 0)
+    assert (rank.num_used, rank.num_bad_figures) == (5, 0)
     assert rank.take_iterations() == [Iteration(20, 0, 5, 4.0)]
     assert rank.take_iterations() == []
     rank.forget()
-    assert (rank.num_used, rank.num_queued) == (None, None)
+    assert rank.num_used is None
 
 
 def test_equal_iterations_are_one_sample() -> None:
@@ -61,10 +59,10 @@ def test_impossible_blocks_are_not_believed(used: object) -> None:
 
 def test_an_impossible_figure_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        rank = fed(*[stats(blocks={"usedNumBlocks": -2})] * 3, stats(numQueuedRequests=-1))
+        rank = fed(*[stats(blocks={"usedNumBlocks": -2})] * 3, stats(batch={"numGenRequests": -1}))
     assert [record.getMessage() for record in caplog.records] == [
         "TensorRT-LLM says usedNumBlocks is -2: not believed (said once)",
-        "TensorRT-LLM says numQueuedRequests is -1: not believed (said once)",
+        "TensorRT-LLM says numGenRequests is -1: not believed (said once)",
     ]
     assert rank.num_bad_figures == 4
 
@@ -91,5 +89,6 @@ def test_what_is_absent_is_not_a_fault(item: dict[str, Any]) -> None:
 
 
 def test_ranks() -> None:
-    items = [{"iter": 0}, None, {}, {"iter": 1, "attentionDpRank": 2}, {"attentionDpRank": "x"}]
+    items: list[Any] = [{"iter": 0}, None, {}, {"iter": 1, "attentionDpRank": 2}]
+    items += [{"attentionDpRank": "x"}, "no object", [1], 5]
     assert by_rank(items) == [(0, items[0]), (2, items[3]), (0, items[4])]

@@ -31,7 +31,10 @@ def why_no_real_model() -> str | None:
     """None if the real package and a model are here."""
     if not has_real_package():
         return "tensorrt_llm is not installed"
-    return None if REAL_MODEL else "TRTLLM_TEST_MODEL names no model"
+    if not REAL_MODEL:
+        return "TRTLLM_TEST_MODEL names no model"
+    has_config = (Path(REAL_MODEL) / "config.json").is_file()
+    return None if has_config else f"TRTLLM_TEST_MODEL: {REAL_MODEL} has no config.json"
 
 
 def trtllm_settings(limits: EngineLimits, **trtllm: Any) -> ExecutorSettings:

@@ -71,7 +71,9 @@ class Cache:
 
     def drain(self) -> list[Event]:
         """Events since the last call."""
-        events, self._store.events = self._store.events, []
+        events = self._store.events
+        if events:
+            self._store.events = []
         return events
 
     def contents(self) -> Iterator[tuple[str, str, Node]]:

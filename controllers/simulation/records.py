@@ -46,7 +46,7 @@ class Records:
         self.num_done += 1
 
     def lost(self, job: Job) -> None:
-        """Its worker died; whatever it had computed of the prompt counts."""
+        """Its worker died; a prompt that was begun there counts as computed."""
         self.num_rerun += 1
         if math.isnan(self._first_ms[job.index]):
             self._add_computed(job)

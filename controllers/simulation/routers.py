@@ -32,10 +32,8 @@ class Sent(NamedTuple):
 
 
 class Router(Protocol):
-    """`has_gate`: the order in which its workers start requests is the gate's of production.
-    `needs_loads`: it reads load records."""
+    """`needs_loads`: it reads load records."""
 
-    has_gate: bool
     needs_loads: bool
 
     def set_workers(self, worker_to_blocks: Mapping[str, int]) -> None:
@@ -70,7 +68,6 @@ class EngineView(Protocol):
 class CachelaneRouter:
     """Placement as a router of production has it."""
 
-    has_gate = True
     needs_loads = True
 
     def __init__(self, settings: FleetSettings, table: PrefixTable, rng: Random, per: int) -> None:
@@ -128,7 +125,6 @@ class PeerRouter:
     only where the log is late or loses records.
     """
 
-    has_gate = False
     needs_loads = False
 
     def __init__(

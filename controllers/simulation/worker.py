@@ -7,12 +7,11 @@ from typing import NamedTuple
 
 from controllers.events import Event, EventBatch, Load
 from controllers.fair_queue import Bounds
-from controllers.gate import Gate, GateRules
+from controllers.gate import SHARED_START_SHARE, Gate, GateRules
 from controllers.simulation.engine import Ended, Engine, EngineShape, Job
 from controllers.simulation.worker_log import WorkerLog
 from controllers.waiting import Waiting
 
-SHARED_START_SHARE = 0.1875  # of a full iteration's tokens, as in a replica
 MANY = 1 << 30
 
 
@@ -121,6 +120,6 @@ class Worker:
         )
 
     def _start_next(self, now: float) -> None:
-        if self._gate is not None:
+        if self._gate is not None and self._gate.num_waiting:
             for item in self._gate.start(now / 1000.0):
                 self.engine.waiting.append(self.here[int(item.request_id)])

@@ -37,6 +37,12 @@ def compose(settings: Settings) -> dict[str, Any]:
                 "volumes": ["state:/home/cachelane/.cachelane"],
                 "shm_size": SHARED_MEMORY,
                 "depends_on": ["kafka"],
+                "init": True,  # reaps what dead replicas leave behind
+                "healthcheck": {
+                    "test": ["CMD", "wget", "-q", "-O-", f"http://127.0.0.1:{port}/ready"],
+                    "interval": "5s",
+                    "start_period": "180s",
+                },
                 "restart": "unless-stopped",
                 "stop_grace_period": "30s",
             },

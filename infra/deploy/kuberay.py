@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from infra.deploy.nodes import RAY_VERSION, node_environment, ports_of
+from infra.deploy.nodes import MODELS_DIR, RAY_VERSION, node_environment, ports_of
 from infra.settings import Settings
 
 API_VERSION = "ray.io/v1"
@@ -87,7 +87,7 @@ def _pod(settings: Settings, name: str, resources: dict[str, Any]) -> dict[str, 
         "resources": {"limits": resources, "requests": resources},
         "volumeMounts": [
             {"name": "shared-memory", "mountPath": "/dev/shm"},
-            {"name": "models", "mountPath": "/models", "readOnly": True},
+            {"name": "models", "mountPath": MODELS_DIR, "readOnly": True},
         ],
         "lifecycle": {"preStop": {"exec": {"command": ["/bin/sh", "-c", "ray stop"]}}},
     }

@@ -42,7 +42,8 @@ def network_policy(settings: Settings) -> dict[str, Any]:
     deploy, ports = settings.deploy, ports_of(settings)
     fleet = {"matchLabels": {"app.kubernetes.io/name": deploy.name}}
     public = [ports["serve"], *([ports["serve-grpc"]] if "serve-grpc" in ports else [])]
-    operator = {"matchLabels": {"app.kubernetes.io/name": "kuberay"}}
+    # Not the name: that is another one if Helm installed the operator.
+    operator = {"matchLabels": {"app.kubernetes.io/component": "kuberay-operator"}}
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",

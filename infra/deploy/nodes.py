@@ -18,6 +18,7 @@ OBJECT_MANAGER_PORT = 8076
 HAPROXY_WRAPPER = "/usr/local/bin/cachelane-haproxy"
 HAPROXY_BINARY = "/usr/local/bin/haproxy-of-ray"
 GCS_STORAGE_DIR = "/var/lib/cachelane/gcs"
+MODELS_DIR = "/models"
 
 
 def node_environment() -> dict[str, str]:

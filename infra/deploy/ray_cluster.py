@@ -16,6 +16,7 @@ from infra.deploy.nodes import (
     GCS_PORT,
     GCS_STORAGE_DIR,
     METRICS_PORT,
+    MODELS_DIR,
     OBJECT_MANAGER_PORT,
     head_environment,
     node_environment,
@@ -29,7 +30,8 @@ STOP = "ray stop"
 HEADER = """\
 # A cluster for `ray up ray_cluster.yaml`; then `serve deploy`. See docs/operations.md.
 # Written by `cachelane config deploy`: change infra/deploy/cachelane.yaml, not this file.
-# The token keeps strangers out: `ray get-auth-token --generate` once, on the machine that runs `ray up`.
+# Every GPU machine has the model under /models: in its disk image, or a file system mounted there.
+# The token keeps strangers out: `ray get-auth-token --generate` once, where you run `ray up`.
 """
 OTHER_PROVIDERS = """
 # Google Cloud instead of AWS: replace `provider`, `auth` and each `node_config`.
@@ -40,8 +42,8 @@ OTHER_PROVIDERS = """
 # gpu node_config: {machineType: a3-highgpu-8g, disks: [...as above], scheduling:
 #   {onHostMaintenance: TERMINATE}}
 #
-# Machines that are there already: replace `provider` and `auth`, and set min_workers and max_workers
-# of `gpu` to their number.
+# Machines that are there already: replace `provider` and `auth`, and set min_workers and
+# max_workers of `gpu` to their number.
 # provider: {type: local, head_ip: 10.0.0.1, worker_ips: [10.0.0.2, 10.0.0.3]}
 # auth: {ssh_user: ubuntu, ssh_private_key: ~/.ssh/id_ed25519}
 """
@@ -68,7 +70,10 @@ def ray_cluster(settings: Settings) -> dict[str, Any]:
                 f"--shm-size={deploy.shared_memory.removesuffix('i').lower()}",
                 f"--ulimit nofile={MAX_OPEN_FILES}:{MAX_OPEN_FILES}",
             ],
-            "worker_run_options": ["--gpus all"],
+            "worker_run_options": [
+                *(["--gpus all"] if deploy.gpus_per_node else []),
+                f"-v {MODELS_DIR}:{MODELS_DIR}:ro",
+            ],
             "head_run_options": [f"-v {GCS_STORAGE_DIR}:{GCS_STORAGE_DIR}"],
         },
         "provider": {"type": "aws", "region": deploy.aws.region, "cache_stopped_nodes": False},
@@ -86,6 +91,9 @@ def ray_cluster(settings: Settings) -> dict[str, Any]:
 
 def _node_types(settings: Settings) -> dict[str, Any]:
     deploy = settings.deploy
+    resources: dict[str, float] = {"CPU": deploy.cpus_per_node}
+    if deploy.gpus_per_node:
+        resources |= {"GPU": deploy.gpus_per_node, f"accelerator_type:{deploy.accelerator}": 1}
     return {
         # No CPU: nothing but the cluster's own services and HAProxy runs there.
         "head": {"node_config": {"InstanceType": deploy.aws.head_type}, "resources": {"CPU": 0}},
@@ -93,11 +101,7 @@ def _node_types(settings: Settings) -> dict[str, Any]:
             "node_config": {"InstanceType": deploy.aws.worker_type},
             "min_workers": deploy.min_nodes,
             "max_workers": deploy.max_nodes,
-            "resources": {
-                "CPU": deploy.cpus_per_node,
-                "GPU": deploy.gpus_per_node,
-                f"accelerator_type:{deploy.accelerator}": 1,
-            },
+            "resources": resources,
         },
     }
 

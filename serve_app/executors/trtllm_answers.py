@@ -56,10 +56,17 @@ def _cut_stop(
 
 def drained(result: Any) -> list[Mapping[str, Any] | None]:
     """Items of a getter's answer: a list, an object with `get_results`, or an iterator that ends as
-    its version likes; some versions give JSON text for an item."""
+    its version likes; some versions give JSON text for an item. A text that is none stays."""
     if hasattr(result, "get_results"):
         result = result.get_results()
-    return [json.loads(item) if isinstance(item, str) else item for item in _items(result or ())]
+    return [_parsed(item) if isinstance(item, str) else item for item in _items(result or ())]
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def _items(result: Iterable[Any]) -> Iterable[Any]:

@@ -1,14 +1,16 @@
 """TensorRT-LLM's cache events of one rank -> ours, with our hashes.
 
-Owns the mirror that knows each block under both names, and what heals the holes of the engine's
-history. Fed by one thread. Knows no engine object and no clock.
+Owns the mirror that knows each block under both names, and what holes in the engine's history mean
+(`trtllm_evidence` heals them). Fed by one thread. Knows no engine object and no clock.
 
 1. A block is told once and removed once. `removed` takes the whole subtree, whether the engine
    names the descendants (1.2) or leaves them out (1.3); later mentions of them are no news.
 2. Only the largest attention window counts; events of others only advance the numbering.
 3. A gap in the event ids is a `Lost` at its place. What was known before it is suspect from then on
    and goes as soon as a request shows that it is not there, or the cache cannot hold it. So are
-   the blocks of which one may have been taken when a request reused a part of a block.
+   the blocks of which one may have been taken when a request reused a part of a block. Blocks
+   that were lost are learned from the requests that reuse them, where it is known how the engine
+   hashes: a prefix that is always in use is stored, and told, only once.
 4. A block whose parent is not known waits for it. A block whose namespace cannot be told, that
    holds more than text, or whose tokens do not fit, is left out with all below it, and counted.
 5. A partial block whose continuation is stored under the same parent has been used up by it: the
@@ -26,6 +28,7 @@ import msgspec
 
 from controllers.errors import EventError
 from controllers.events import Event
+from serve_app.executors.trtllm_evidence import Evidence
 from serve_app.executors.trtllm_json import (
     RawBlock,
     RawCreated,
@@ -35,13 +38,11 @@ from serve_app.executors.trtllm_json import (
     parse,
 )
 from serve_app.executors.trtllm_naming import Naming
-from serve_app.executors.trtllm_requests import Requests
+from serve_app.executors.trtllm_requests import Prompt, Requests
 from serve_app.executors.trtllm_telling import Telling, Waiting
 from serve_app.executors.trtllm_tree import BlockTree, Node
 
 logger = logging.getLogger(__name__)
-
-PARTIAL_SURPLUS = 2
 
 
 class Counts(msgspec.Struct):
@@ -52,6 +53,7 @@ class Counts(msgspec.Struct):
     num_orphan_events: int = 0  # waited for a parent in vain
     num_left_out: int = 0  # resident, but without a hash of ours
     num_healed: int = 0  # believed in, and found not to be there
+    num_learned: int = 0  # found to be there, though nobody told
 
 
 class EventTranslator:
@@ -68,8 +70,7 @@ class EventTranslator:
         self._windows: set[tuple[int, int]] = set()
         self._next_id = 0
         self._now = 0.0
-        self._has_suspects = False
-        self._surplus = PARTIAL_SURPLUS  # how much more than the capacity may be believed in
+        self._evidence = Evidence(self._tree, self._naming, self._heal)
 
     @property
     def counts(self) -> Counts:
@@ -95,39 +96,37 @@ class EventTranslator:
         for raw in raw_events:
             if raw:
                 self._apply(raw)
-        if self._has_suspects:
-            self._drop_surplus()
+        self._evidence.drop_surplus(self.num_blocks)
         return self._telling.take()
 
     def reused(
-        self, hashes: Sequence[int], num_cached_tokens: int, asked_at: float = math.inf
+        self,
+        hashes: Sequence[int],
+        num_cached_tokens: int,
+        asked_at: float = math.inf,
+        prompt: Prompt | None = None,
     ) -> list[Event]:
-        """What a request found in the cache is the truth: suspects before that point are cleared,
-        those behind it are not there, unless they were stored after it was asked. `hashes` are of
-        the blocks that it could have reused. With more than one window the engine may reuse less
-        than it has."""
+        """What a request found in the cache is the truth. `hashes` are of the blocks that it could
+        have reused. With more than one window the engine may reuse less than it has."""
         if len(self._windows) > 1:
             return []
         num_found, num_partial_tokens = divmod(num_cached_tokens, self._block_size)
-        if self._has_suspects:
-            self._judge_suspects(hashes, num_found, asked_at)
+        self._evidence.judge(hashes, num_found, asked_at)
+        if prompt is not None:
+            self._evidence.learn(hashes[:num_found], prompt, self._now, self._adopt)
         if num_partial_tokens and num_found <= len(hashes):
             parent = self._tree.by_ours(hashes[num_found - 1]) if num_found else None
             if parent is not None or not num_found:
-                self._tree.suspect_leaves(parent)
-                self._has_suspects = True
+                self._evidence.part_reused(parent)
         return self._telling.take()
 
-    def _judge_suspects(self, hashes: Sequence[int], num_found: int, asked_at: float) -> None:
-        for index, ours in enumerate(hashes):
-            node = self._tree.by_ours(ours)
-            if node is None or not node.is_suspect:
-                continue
-            if index < num_found:
-                node.is_suspect = False
-            elif node.stored_at < asked_at:
-                self._heal(node)
-                return
+    def _adopt(self, node: Node) -> None:
+        """A block that is there though nobody told, and what waited for it."""
+        self._tree.add(node)
+        self._telling.stored(node)
+        self._counts.num_learned += 1
+        for waiting in self._waiting.take(node.engine_hash):
+            self._on_stored(waiting)
 
     def hide_all(self) -> None:
         """What is resident now was stored by nobody who would ask for it: it is left out."""
@@ -171,9 +170,7 @@ class EventTranslator:
     def _lose(self, reason: str, first: int | None, last: int | None) -> None:
         self._telling.lost(reason, first, last)
         self._waiting.clear()
-        self._tree.suspect_all()
-        self._has_suspects = len(self._tree) > 0
-        self._surplus = 1
+        self._evidence.lost()
 
     def _is_counted(self, window: tuple[int, int]) -> bool:
         is_larger = bool(self._windows) and window > max(self._windows)
@@ -188,7 +185,7 @@ class EventTranslator:
         self._tree.clear()
         self._waiting.clear()
         self._windows.clear()
-        self._has_suspects, self._surplus = False, PARTIAL_SURPLUS
+        self._evidence.clear()
 
     def _on_stored(self, data: RawStored) -> None:
         pending = [data]
@@ -253,19 +250,6 @@ class EventTranslator:
         dropped = self._tree.drop(node)
         self._counts.num_healed += len(dropped)
         self._telling.removed(dropped)
-
-    def _drop_surplus(self) -> None:
-        """More blocks than the cache holds: some of the suspects are not there. It is not known
-        which, so there is more patience without a loss, when few of them are gone."""
-        for medium, capacity in self.num_blocks.items():
-            limit = capacity * self._surplus
-            if self._tree.num_by_medium.get(medium, 0) <= limit:
-                continue
-            for node in self._tree.suspects():
-                if self._tree.num_by_medium.get(medium, 0) <= limit:
-                    break
-                if node.medium == medium and self._tree.get(node.engine_hash) is node:
-                    self._heal(node)
 
 
 def _continues(raw: RawBlock, partial: Node) -> bool:

@@ -27,7 +27,7 @@ from serve_app.executors.trtllm_model import ModelFacts
 from serve_app.executors.trtllm_port import EnginePort
 from serve_app.executors.trtllm_probe import Findings, probe_tokens
 from serve_app.executors.trtllm_ranks import Ranks
-from serve_app.executors.trtllm_requests import Label, Namespace, Requests
+from serve_app.executors.trtllm_requests import Label, Namespace, Prompt, Requests
 from serve_app.executors.trtllm_runs import Runs
 from serve_app.executors.trtllm_thread import PollThread
 
@@ -84,7 +84,7 @@ class TrtllmExecutor:
         self._requests.has_known_hashes = findings.has_known_hashes
         features = _features_of(engine, findings, settings)
         _judge(features, settings)
-        num_blocks = self._num_blocks(engine)
+        num_blocks = self._num_blocks()
         self._info = ExecutorInfo(
             name="trtllm",
             version=engine.features.version,
@@ -170,21 +170,28 @@ class TrtllmExecutor:
         self._thread.wake()
 
     def _on_start(self, request: GenerateRequest, hashes: Sequence[int]) -> None:
-        lora_id = None if request.adapter is None else self._lora_ids[request.adapter]
         self._requests.add(
             request.request_id,
             as_token_array(request.token_ids),
             hashes,
-            Namespace(request.salt, lora_id),
+            self._namespace_of(request),
             Label(request.tier, request.tenant),
         )
 
     def _on_reuse(self, seq: EngineSequence, num_cached_tokens: int) -> None:
         """The last token of a prompt is always computed, so the block it ends says nothing."""
         num_judged = (seq.num_prompt_tokens - 1) // self._settings.block_size
-        hashes = seq.hashes[:num_judged]
-        asked_at = seq.submitted_at
-        self._thread.note_reuse(seq.request.dp_rank, hashes, num_cached_tokens, asked_at)
+        self._thread.note_reuse(
+            seq.request.dp_rank,
+            seq.hashes[:num_judged],
+            num_cached_tokens,
+            seq.submitted_at,
+            Prompt(seq.request.token_ids, self._namespace_of(seq.request)),
+        )
+
+    def _namespace_of(self, request: GenerateRequest) -> Namespace:
+        adapter = request.adapter
+        return Namespace(request.salt, None if adapter is None else self._lora_ids[adapter])
 
     def _on_end(self, key: str) -> None:
         self._requests.end(key)
@@ -193,10 +200,10 @@ class TrtllmExecutor:
     def _salt_id(self, text: str) -> int | None:
         return None if self._engine is None else self._engine.salt_id(text)
 
-    def _num_blocks(self, engine: EnginePort) -> dict[str, int]:
+    def _num_blocks(self) -> dict[str, int]:
         """As the engine says it, as its first event says it, or as was asked for."""
         told = self._ranks[0].translator.num_blocks
-        gpu = engine.capacity().get("maxNumBlocks") or told.get("gpu")
+        gpu = self._thread.capacity.get("maxNumBlocks") or told.get("gpu")
         max_tokens = self._settings.trtllm.max_tokens
         if not gpu and max_tokens is None:
             raise SettingsError(
@@ -260,7 +267,14 @@ def _on_off(value: bool) -> str:
 
 def _bounded(call: Callable[[], None], timeout_s: float) -> None:
     """In a thread that is left behind if it does not come back."""
-    thread = threading.Thread(target=call, name="trtllm-shutdown", daemon=True)
+
+    def run() -> None:
+        try:
+            call()
+        except Exception:
+            logger.exception("TensorRT-LLM failed while it shut down")
+
+    thread = threading.Thread(target=run, name="trtllm-shutdown", daemon=True)
     thread.start()
     thread.join(timeout_s)
     if thread.is_alive():

@@ -35,10 +35,6 @@ class Features(msgspec.Struct, frozen=True, kw_only=True):
     queue_policies: frozenset[str] = frozenset()  # of the requests that wait
 
     @property
-    def has_cache_salt(self) -> bool:
-        return "cache_salt" in self.generate_params
-
-    @property
     def has_priority(self) -> bool:
         """Requests can say who goes first, and the queue can be told to listen."""
         return "priority" in self.generate_params and "priority" in self.queue_policies

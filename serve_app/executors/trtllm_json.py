@@ -76,7 +76,10 @@ def parse(event: Mapping[str, Any]) -> Envelope:
     """Raises EventError for what neither schema has."""
     try:
         window = (int(event.get("window_size") or 0), -int(event.get("layer_group_id") or 0))
-        return Envelope(int(event["event_id"]), window, _data(event["data"]))
+        event_id = int(event["event_id"])
+        if not 0 <= event_id < 2**63:
+            raise ValueError(f"event id {event_id}")
+        return Envelope(event_id, window, _data(event["data"]))
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise EventError(f"cache event cannot be read ({error!r}): {str(event)[:200]}") from error
 
@@ -84,13 +87,16 @@ def parse(event: Mapping[str, Any]) -> Envelope:
 def _data(data: Mapping[str, Any]) -> RawData:
     kind = data["type"]
     if kind == "stored":
-        return RawStored(data["parent_hash"], tuple(map(_block, data["blocks"])))
+        parent = data["parent_hash"]
+        return RawStored(
+            None if parent is None else _hash(parent), tuple(map(_block, data["blocks"]))
+        )
     if kind == "removed":
-        return RawRemoved(tuple(data["block_hashes"]))
+        return RawRemoved(tuple(map(_hash, data["block_hashes"])))
     if kind == "updated":
         level, priority = _new(data["cache_level"]), _new(data["priority"])
-        medium = None if level is None else MEDIUM_BY_LEVEL[level]
-        return RawUpdated(data["block_hash"], medium, priority)
+        medium = None if level is None else _medium(level)
+        return RawUpdated(_hash(data["block_hash"]), medium, priority)
     if kind == "created":
         levels = data["num_blocks_per_cache_level"]
         return RawCreated(dict(zip(MEDIUM_BY_LEVEL, map(int, levels), strict=False)))
@@ -101,11 +107,23 @@ def _new(diff: Mapping[str, Any] | None) -> int | None:
     return None if diff is None else int(diff["new_value"])
 
 
+def _hash(value: object) -> EngineHash:
+    if not isinstance(value, (int, str)):
+        raise ValueError(f"block hash {value!r}")
+    return value
+
+
+def _medium(level: int) -> str:
+    if level < 0:
+        raise ValueError(f"cache level {level}")
+    return MEDIUM_BY_LEVEL[level]
+
+
 def _block(block: Mapping[str, Any]) -> RawBlock:
     return RawBlock(
-        engine_hash=block["block_hash"],
+        engine_hash=_hash(block["block_hash"]),
         tokens=_tokens(block),
-        medium=MEDIUM_BY_LEVEL[block["cache_level"]],
+        medium=_medium(block["cache_level"]),
         retention_priority=int(block["priority"]),
         salt=block.get("cache_salt", NOT_IN_EVENT),
     )

@@ -6,8 +6,9 @@ Knows when a block can have no hash of ours; does not know the tree.
 from __future__ import annotations
 
 from controllers.blocks import as_token_array, block_hash
+from controllers.promises import DEFAULT_RETENTION_PRIORITY
 from serve_app.executors.trtllm_json import RawBlock
-from serve_app.executors.trtllm_requests import NO_LABEL, Label, Requests
+from serve_app.executors.trtllm_requests import NO_LABEL, Label, Prompt, Requests
 from serve_app.executors.trtllm_tree import Node
 
 
@@ -30,6 +31,28 @@ class Naming:
             medium=raw.medium,
             retention_priority=raw.retention_priority,
             tokens=tokens if len(tokens) < self._block_size else (),
+            label=self._label(ours, parent),
+            stored_at=now,
+        )
+
+    def node_of_prompt(
+        self, prompt: Prompt, index: int, ours: int, parent: Node | None, now: float
+    ) -> Node | None:
+        """A block that a request found in the cache and that nobody told. Which retention priority
+        it has is not known. None: nor is how the engine calls it."""
+        tokens = as_token_array(prompt.token_ids)
+        tokens = tokens[index * self._block_size : (index + 1) * self._block_size]
+        parent_hash = None if parent is None else parent.engine_hash
+        engine_hash = self._requests.engine_hash_of(tokens.tolist(), parent_hash, prompt.namespace)
+        if engine_hash is None or not prompt.namespace.has_hashes:
+            return None
+        return Node(
+            engine_hash,
+            parent,
+            ours=ours,
+            num_tokens=self._block_size,
+            medium="gpu",
+            retention_priority=DEFAULT_RETENTION_PRIORITY,
             label=self._label(ours, parent),
             stored_at=now,
         )

@@ -31,8 +31,8 @@ class EnginePort(Protocol):
     def features(self) -> Features: ...
 
     def submit(self, request: GenerateRequest, index: int, num_resident_tokens: int) -> Handle:
-        """Sequence `index` of a request, of whose prompt so much is believed to be cached; on the
-        event loop. Raises errors of ours."""
+        """Sequence `index` of a request, of whose prompt so much is believed to be cached when it
+        starts; on the event loop. Raises errors of ours."""
         ...
 
     def submit_probe(

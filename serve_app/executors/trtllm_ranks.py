@@ -15,7 +15,7 @@ from controllers.events import Event
 from serve_app.engine.event_buffer import EventBuffer
 from serve_app.executors.trtllm_events import Counts, EventTranslator
 from serve_app.executors.trtllm_json import dp_rank_of
-from serve_app.executors.trtllm_requests import Requests
+from serve_app.executors.trtllm_requests import Prompt, Requests
 from serve_app.executors.trtllm_stats import RankStats, by_rank
 
 logger = logging.getLogger(__name__)
@@ -90,11 +90,16 @@ class Ranks:
             rank.translator.hide_all()
 
     def reused(
-        self, dp_rank: int, hashes: Sequence[int], num_cached_tokens: int, asked_at: float
+        self,
+        dp_rank: int,
+        hashes: Sequence[int],
+        num_cached_tokens: int,
+        asked_at: float,
+        prompt: Prompt,
     ) -> None:
         """See EventTranslator."""
         rank = self._ranks[dp_rank]
-        rank.tell(rank.translator.reused(hashes, num_cached_tokens, asked_at))
+        rank.tell(rank.translator.reused(hashes, num_cached_tokens, asked_at, prompt))
 
     def feed(self, stats: RawEvents) -> bool:
         """False if there was nothing."""

@@ -41,6 +41,13 @@ class Namespace(NamedTuple):
 PLAIN = Namespace()
 
 
+class Prompt(NamedTuple):
+    """`token_ids` as in GenerateRequest."""
+
+    token_ids: bytes
+    namespace: Namespace = PLAIN
+
+
 class Label(NamedTuple):
     tier: str = "default"
     tenant: str = "default"
@@ -152,12 +159,26 @@ class Requests:
             }
         return candidates.pop() if len(candidates) == 1 else None
 
-    def _may_hash_to(self, namespace: Namespace, tokens: Sequence[int], engine_hash: int) -> bool:
+    def engine_hash_of(
+        self, tokens: Sequence[int], parent: object, namespace: Namespace
+    ) -> int | None:
+        """How the engine names a block below the one that it names `parent` (None: the root); None
+        where that is not known."""
+        if not self.has_known_hashes:
+            return None
+        if isinstance(parent, int):
+            return block_key(tokens, parent, None, namespace.lora_id)
+        if parent is not None:
+            return None
         text = salt_text(namespace.salt)
         salt_id = None if text is None else self._salt_id_of(text)
         if text is not None and salt_id is None:
-            return block_key(tokens) != engine_hash
-        return block_key(tokens, 0, salt_id, namespace.lora_id) == engine_hash
+            return None
+        return block_key(tokens, 0, salt_id, namespace.lora_id)
+
+    def _may_hash_to(self, namespace: Namespace, tokens: Sequence[int], engine_hash: int) -> bool:
+        expected = self.engine_hash_of(tokens, None, namespace)
+        return expected == engine_hash if expected is not None else block_key(tokens) != engine_hash
 
     def _candidates(self, tokens: Sequence[int]) -> set[Namespace]:
         """Namespaces of requests whose text begins with these tokens, as far as is known: the rest

@@ -97,10 +97,10 @@ class Runs:
 
     def cancel_all(self) -> None:
         """After the engine's death or end: nothing more comes."""
-        for runs in list(self._key_to_runs.values()):
-            for run in runs:
-                if run.task is not None:
-                    run.task.cancel()
+        for run in [run for runs in self._key_to_runs.values() for run in runs]:
+            if run.task is not None:
+                run.task.cancel()
+            self._finish(run)  # a task that has not begun yet would never do it
 
     def _submit(
         self,
@@ -111,7 +111,8 @@ class Runs:
     ) -> None:
         index, num_tokens = indices[0], len(request.token_ids) // 4
         num_cached = self._overlap(hashes, request.dp_rank) * self._block_size
-        handle = self._engine.submit(request, index, num_cached)
+        num_resident = max(num_cached, self._num_coming(hashes, request.dp_rank))
+        handle = self._engine.submit(request, index, num_resident)
         seq = EngineSequence(
             request=request,
             index=index,
@@ -125,6 +126,13 @@ class Runs:
         self._books.add(seq)
         self._key_to_runs.setdefault(request.request_id, []).append(run)
         run.task = asyncio.get_running_loop().create_task(self._follow(run))
+
+    def _num_coming(self, hashes: Sequence[int], dp_rank: int) -> int:
+        """Tokens of a prompt that other requests are about to store. It matters only to engines
+        that do not bear another retention for what is cached."""
+        if self._engine.features.has_safe_updates:
+            return 0
+        return self._books.num_shared(hashes, dp_rank) * self._block_size
 
     async def _follow(self, run: Run) -> None:
         try:
@@ -142,11 +150,14 @@ class Runs:
             self._finish(run)
 
     def _finish(self, run: Run) -> None:
+        """Once for each; later calls have no effect."""
+        key = run.seq.request.request_id
+        runs = self._key_to_runs.get(key, [])
+        if run not in runs:
+            return
         self._books.remove(run.seq)
         if run.timer is not None:
             run.timer.cancel()
-        key = run.seq.request.request_id
-        runs = self._key_to_runs[key]
         runs.remove(run)
         if not runs:
             del self._key_to_runs[key]
@@ -223,13 +234,12 @@ class Runs:
         if run.is_aborted:
             return
         run.is_aborted = True
+        loop = asyncio.get_running_loop()
+        run.timer = loop.call_later(self._abort_timeout_s, self._give_up, run)
         try:
             run.handle.abort()
         except Exception as error:
             self._on_error(run, error)
-            return
-        loop = asyncio.get_running_loop()
-        run.timer = loop.call_later(self._abort_timeout_s, self._give_up, run)
 
     def _give_up(self, run: Run) -> None:
         if run.task is not None and not run.task.done():

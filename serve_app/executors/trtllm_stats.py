@@ -28,7 +28,6 @@ class RankStats:
 
     def __init__(self) -> None:
         self.num_used: int | None = None
-        self.num_queued: int | None = None
         self.num_bad_figures = 0
         self._shapes = IterationStats()
         self._complaints: set[str] = set()
@@ -37,12 +36,11 @@ class RankStats:
     def feed(self, stats: Mapping[str, Any]) -> None:
         with self._lock:
             self._feed_blocks(stats)
-            self.num_queued = self._count(stats, "numQueuedRequests")
             self._feed_iteration(stats)
 
     def forget(self) -> None:
         """The engine is idle: what it said last is no longer so."""
-        self.num_used = self.num_queued = None
+        self.num_used = None
 
     def take_iterations(self) -> list[Iteration]:
         return self._shapes.take()
@@ -92,8 +90,8 @@ class RankStats:
 
 
 def by_rank(stats: Iterable[Mapping[str, Any] | None]) -> list[tuple[int, Mapping[str, Any]]]:
-    """Statistics with their rank, in order; empty items are passed over."""
-    return [(_rank(item), item) for item in stats if item]
+    """Statistics with their rank, in order; what is empty or no object is passed over."""
+    return [(_rank(item), item) for item in stats if item and isinstance(item, Mapping)]
 
 
 def _rank(item: Mapping[str, Any]) -> int:

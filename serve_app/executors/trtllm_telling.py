@@ -97,19 +97,23 @@ class Waiting:
 
     def __init__(self) -> None:
         self.num_dropped = 0
+        self._num_events = 0
         self._parent_to_events: OrderedDict[EngineHash, list[RawStored]] = OrderedDict()
 
     def __len__(self) -> int:
-        return sum(map(len, self._parent_to_events.values()))
+        return self._num_events
 
     def add(self, parent: EngineHash, event: RawStored) -> None:
         self._parent_to_events.setdefault(parent, []).append(event)
-        if len(self) > MAX_WAITING:
-            self.num_dropped += len(self._parent_to_events.popitem(last=False)[1])
+        self._num_events += 1
+        if self._num_events > MAX_WAITING:
+            self.num_dropped += len(self.take(next(iter(self._parent_to_events))))
 
     def take(self, parent: EngineHash) -> list[RawStored]:
         """Those that waited for it, in order."""
-        return self._parent_to_events.pop(parent, [])
+        events = self._parent_to_events.pop(parent, [])
+        self._num_events -= len(events)
+        return events
 
     def forget_below(self, parent: EngineHash) -> None:
         """A block that left takes along what waits below it."""
@@ -120,7 +124,8 @@ class Waiting:
                 pending.extend(block.engine_hash for block in event.blocks)
 
     def clear(self) -> None:
-        self.num_dropped += len(self)
+        self.num_dropped += self._num_events
+        self._num_events = 0
         self._parent_to_events.clear()
 
 

@@ -10,13 +10,15 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from controllers.errors import CachelaneError, ExecutorDead
 from serve_app.executors.trtllm_books import Books
 from serve_app.executors.trtllm_port import EnginePort
 from serve_app.executors.trtllm_probe import NOTHING_FOUND, Findings, look
 from serve_app.executors.trtllm_ranks import Ranks
+from serve_app.executors.trtllm_requests import Prompt
 
 logger = logging.getLogger(__name__)
 
@@ -50,16 +52,17 @@ class PollThread:
         self._engine: EnginePort | None = None
         self._probe_tokens: Sequence[int] | None = None
         self._findings = NOTHING_FOUND
+        self.capacity: Mapping[str, Any] = {}  # as the engine says it; complete after `probe`
         self._error: Exception | None = None
         self._is_loaded = threading.Event()
         self._may_probe = threading.Event()
         self._is_ready = threading.Event()
         self._wake = threading.Event()
-        self._is_stopping = False
+        self._is_stopping = threading.Event()
         self._call_started_at: float | None = None
         self._busy_until = 0.0
         self._next_stats = self._next_health = 0.0
-        self._reuses: deque[tuple[int, Sequence[int], int, float]] = deque()
+        self._reuses: deque[tuple[int, Sequence[int], int, float, Prompt]] = deque()
         self._thread = threading.Thread(target=self._run, name="trtllm-poll", daemon=True)
         self._thread.start()
 
@@ -80,7 +83,7 @@ class PollThread:
                 f"TensorRT-LLM did not answer its first request within {timeout_s:g} s"
             )
         if self._error is not None:
-            raise ExecutorDead(f"TensorRT-LLM failed at its first request: {self._error}")
+            raise ExecutorDead(f"TensorRT-LLM failed at its start: {self._error}")
         return self._findings
 
     def wake(self) -> None:
@@ -88,14 +91,19 @@ class PollThread:
         self._wake.set()
 
     def note_reuse(
-        self, dp_rank: int, hashes: Sequence[int], num_cached_tokens: int, asked_at: float
+        self,
+        dp_rank: int,
+        hashes: Sequence[int],
+        num_cached_tokens: int,
+        asked_at: float,
+        prompt: Prompt,
     ) -> None:
         """What a request found in the cache; any thread."""
-        self._reuses.append((dp_rank, hashes, num_cached_tokens, asked_at))
+        self._reuses.append((dp_rank, hashes, num_cached_tokens, asked_at, prompt))
 
     def check(self) -> None:
         """Raises ExecutorDead if the thread or the engine does not move. Any thread."""
-        if not self._thread.is_alive() and not self._is_stopping:
+        if not self._thread.is_alive() and not self._is_stopping.is_set():
             raise ExecutorDead("the thread that reads TensorRT-LLM's events has ended")
         started_at = self._call_started_at
         if started_at is not None and self._books.clock() - started_at > self._hang_timeout_s:
@@ -108,7 +116,7 @@ class PollThread:
 
     def stop(self, timeout_s: float) -> bool:
         """False if a call into the engine does not return."""
-        self._is_stopping = True
+        self._is_stopping.set()
         self._wake.set()
         self._may_probe.set()
         if self._thread is not threading.current_thread():
@@ -120,25 +128,29 @@ class PollThread:
             self._engine = self._open_engine()
             self._is_loaded.set()
             self._may_probe.wait()
-            if self._probe_tokens is not None and not self._is_stopping:
+            if self._probe_tokens is not None and not self._is_stopping.is_set():
                 self._findings = look(
                     self._engine, self._ranks, self._probe_tokens, self._block_size
                 )
+            self.capacity = self._engine.capacity()
             self._is_ready.set()
-            while not self._is_stopping:
+            while not self._is_stopping.is_set():
                 self._turn(self._engine)
                 self._rest()
         except Exception as error:
             self._error = error
-            if self._is_ready.is_set() and not self._is_stopping:
+            if self._is_ready.is_set() and not self._is_stopping.is_set():
                 self._on_death(_death_of(error))
         finally:
             self._is_loaded.set()
             self._is_ready.set()
 
     def _rest(self) -> None:
-        is_busy = len(self._books) or self._books.clock() < self._busy_until
-        self._wake.wait(self._poll_interval_s if is_busy else IDLE_POLL_S)
+        """Only an idle thread is woken: many requests must not mean many calls."""
+        if len(self._books) or self._books.clock() < self._busy_until:
+            self._is_stopping.wait(self._poll_interval_s)
+        else:
+            self._wake.wait(IDLE_POLL_S)
         if self._wake.is_set():
             self._wake.clear()
             self._busy_until = self._books.clock() + BUSY_FOR_S

@@ -9,6 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 from ray.exceptions import ActorDiedError
+from ray.serve._private.common import DeploymentID
+from ray.serve.exceptions import DeploymentUnavailableError
 
 from controllers.errors import (
     ExecutorDead,
@@ -156,6 +158,14 @@ async def test_a_stream_ends_when_nobody_is_left_to_go_on() -> None:
     assert [d.status for d in rig.decisions()] == ["error"]
 
 
+async def test_executors_that_could_not_be_started_are_no_error_of_the_request() -> None:
+    plans: list[Plan] = [[DeploymentUnavailableError(DeploymentID("Executor"))]]
+    chunks, error, _, rig, _ = await run(plans)
+    assert chunks == []
+    assert isinstance(error, NotReady)
+    assert [d.status for d in rig.decisions()] == ["error"]
+
+
 async def test_attempts_are_bounded() -> None:
     plans: list[Plan] = [[died()], [encode_chunks([FIRST, LAST])]]
     chunks, error, _, _, _ = await run(plans, failover={"max_attempts": 1})
@@ -181,7 +191,7 @@ async def test_a_request_that_its_worker_refuses_as_invalid_is_no_failure_of_it(
             await anext(fleet.generate(ask("q", TOKENS), Route()))
     fleet.close()
     assert len(handle.workers) == 200
-    assert rig.routing._suspects.among({"a-0", "b-0"}, rig.now) == set()
+    assert rig.routing._placement.suspects.among({"a-0", "b-0"}, rig.now) == set()
 
 
 async def test_full_workers_do_not_use_up_the_attempts() -> None:

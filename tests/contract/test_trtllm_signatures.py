@@ -6,7 +6,10 @@ Without it, the adapter's half is checked against the double alone.
 from __future__ import annotations
 
 import importlib
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -110,3 +113,20 @@ def _exists(dotted: str) -> bool:
     except (ImportError, AttributeError):
         return False
     return True
+
+
+@pytest.mark.skipif(has_real_package(), reason="nothing is missing")
+def test_make_says_what_is_missing() -> None:
+    """Instead of skipping everything and being green."""
+    done = subprocess.run(
+        ["make", "-s", "test-trtllm", f"PYTHON={sys.executable}"],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines()[0] == (
+        "make test-trtllm needs a GPU, a Python with TensorRT-LLM (PYTHON=...) and a small model "
+        "(TRTLLM_TEST_MODEL=folder): tensorrt_llm is not installed"
+    )

@@ -1,0 +1,105 @@
+"""Learned retention in the routing state: planned per worker, taught by requests and the log."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from controllers.events import Load, Removed, hexes_of
+from controllers.prompt_use import PromptUse
+from controllers.retention import Retention
+from serve_app.fleet import Ask, Route
+from serve_app.outcome import Outcome
+from serve_app.wire import Call, decode_call
+from tests.routing_rig import BLOCK_SIZE, Rig, ask
+
+TOKENS = list(range(40))
+
+
+def learned_ask(request_id: str, tokens: list[int] = TOKENS) -> Ask:
+    plain = ask(request_id, tokens)
+    use = PromptUse(plain.hashes, len(tokens), BLOCK_SIZE, "interactive")
+    return msgspec.structs.replace(plain, prompt_use=use)
+
+
+def place(rig: Rig, asked: Ask) -> tuple[Outcome, Call]:
+    outcome = rig.routing.begin(asked, Route())
+    rig.routing.place(asked.request.request_id)
+    return outcome, decode_call(rig.routing.encode_call(asked.request.request_id))
+
+
+def rig() -> Rig:
+    made = Rig("a", "b")
+    made.up("a:0", "b:0")
+    return made
+
+
+def test_a_request_without_learned_retention_keeps_its_own() -> None:
+    r = rig()
+    plain = ask("r1", TOKENS)
+    assert place(r, plain)[1].request.retention == plain.request.retention == Retention()
+
+
+def test_a_request_is_planned_for_the_worker_that_it_goes_to() -> None:
+    r = rig()
+    outcome, call = place(r, learned_ask("r1"))
+    ranges = call.request.retention.ranges
+    assert (ranges[0].start, ranges[-1].end) == (0, None)
+    assert ranges[0].retention_priority > 35
+    (use,) = r.routing._retention._uses.values()
+    assert use.worker == outcome.route.worker
+
+
+def test_another_attempt_is_planned_for_the_other_worker() -> None:
+    r = rig()
+    outcome, _ = place(r, learned_ask("r1"))
+    first = outcome.route.worker
+    r.routing.failed("r1")
+    r.routing.place("r1")
+    r.routing.encode_call("r1")
+    (use,) = r.routing._retention._uses.values()
+    assert use.worker == outcome.route.worker != first
+    assert [run.num_uses for run in use.path] == [1]
+
+
+def test_what_has_ended_teaches_and_is_forgotten_as_a_request() -> None:
+    r = rig()
+    outcome, _ = place(r, learned_ask("r1"))
+    (use,) = r.routing._retention._uses.values()
+    outcome.cached_tokens = 8
+    r.now += 3.0
+    r.routing.finish(outcome, "ok")
+    assert r.routing._retention._uses == {}
+    assert use.path[0].touch is not None
+    assert use.path[0].touch.at == r.now
+
+
+def test_the_log_tells_what_was_removed() -> None:
+    r = rig()
+    outcome, _ = place(r, learned_ask("r1"))
+    (use,) = r.routing._retention._uses.values()
+    worker = outcome.route.worker
+    grant = use.path[0].grants[worker]
+    assert grant.num_held == 10
+    r.publish(worker, Removed(hashes=hexes_of(use.prompt.hashes[-4:])))
+    r.read()
+    assert grant.num_held == 6
+
+
+def test_loads_make_it_fit() -> None:
+    r = rig()
+    load: dict[str, Any] = {"used_blocks": {}, "total_blocks": {"gpu": 1000}}
+    beat = Load(num_active=0, num_queued=0, queued_prefill_tokens=0, decode_tokens=0, **load)
+    before = r.routing._retention._learned.survival.index
+    r.publish("a:0", beat)
+    r.read()
+    assert r.routing._retention._learned.survival.index is not before
+
+
+def test_a_request_that_no_worker_took_teaches_nothing() -> None:
+    r = rig()
+    outcome = r.routing.begin(learned_ask("r1"), Route())
+    r.routing.finish(outcome, "error")
+    assert r.routing._retention._learned.num_blocks == 0
+    assert r.routing._retention._uses == {}
