@@ -75,8 +75,7 @@ class EventPublisher:
         extra_queued: Callable[[], Mapping[int, tuple[int, int]]] = dict,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`extra_queued()`: rank -> (requests, uncached tokens) that wait in front of the executor.
-        """
+        """`extra_queued()`: rank -> (requests, uncached tokens) waiting before the executor."""
         self._clock = clock
         self._source = source
         self._identity = identity

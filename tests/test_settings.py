@@ -86,8 +86,8 @@ def test_empty_files_and_sections_are_defaults(tmp_path: Path, text: str) -> Non
         (
             {"executor": {"scripted": {"prefil_ms": 1}}},
             "executor.scripted.prefil_ms: unknown key; did you mean 'prefill_ms'? "
-            "valid keys: decode_ms, die_on, hang_on, prefill_ms, prefill_ms_per_token, slow_factor, "
-            "slow_on",
+            "valid keys: decode_ms, die_on, hang_on, prefill_ms, prefill_ms_per_token, "
+            "slow_factor, slow_on",
         ),
         (
             {"tenants": {"default": {}, "acme": {"slat": "x"}}},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from serve_app.executors.trtllm_block_key import block_key, chain_keys
+from serve_app.executors.trtllm_block_key import block_key
 
 
 @pytest.mark.parametrize(
@@ -22,10 +22,3 @@ from serve_app.executors.trtllm_block_key import block_key, chain_keys
 )
 def test_vectors(tokens: list[int], options: dict[str, int], expected: int) -> None:
     assert block_key(tokens, **options) == expected
-
-
-def test_a_chain() -> None:
-    assert chain_keys([[0, 1, 2, 3], [4, 5, 6, 7]], salt_id=12345) == [
-        10948516424341199015,
-        18400271694767377472,
-    ]

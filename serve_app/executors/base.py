@@ -53,8 +53,9 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str = "default"  # label for events
     dp_rank: int = 0
     adapter: str | None = None  # name of a LoRA adapter; its blocks are apart by `salt` already
-    # So many of the last token ids were generated before, by an executor that failed: they count for
-    # max_tokens, min_tokens, penalties and the seed as if this one had made them. Only with n = 1.
+    # So many of the last token ids were generated before, by an executor that failed: they count
+    # for max_tokens, min_tokens, penalties and the seed as if this one had made them. Only with
+    # n = 1.
     num_resumed: int = 0
     service_rank: int = 0  # which waits first, where the executor itself orders what waits; 0 first
 

@@ -7,7 +7,7 @@ it is never assumed. Nothing is routed by these hashes: `controllers.blocks` has
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 _MASK_64 = 2**64 - 1
 _MASK_32 = 2**32 - 1
@@ -27,16 +27,6 @@ def block_key(
     for token in tokens:
         seed = _mix_32(seed, token)
     return seed if lora_id is None else _mix_64(seed, lora_id)
-
-
-def chain_keys(
-    blocks: Iterable[Sequence[int]], salt_id: int | None = None, lora_id: int | None = None
-) -> list[int]:
-    """Keys of consecutive blocks from the root."""
-    keys: list[int] = []
-    for tokens in blocks:
-        keys.append(block_key(tokens, keys[-1] if keys else 0, salt_id, lora_id))
-    return keys
 
 
 def _mix_32(seed: int, value: int) -> int:

@@ -39,6 +39,7 @@ class Fleet:
     run: RunState
     http: httpx.Client
     _direct: dict[int, httpx.Client] = field(default_factory=dict)
+    _deployed: Settings | None = None
 
     @property
     def url(self) -> str:
@@ -46,8 +47,8 @@ class Fleet:
 
     @property
     def settings(self) -> Settings:
-        """As the fleet was started."""
-        return load_settings(self.state.settings_file, env={})
+        """As the fleet was deployed last."""
+        return self._deployed or load_settings(self.state.settings_file, env={})
 
     @property
     def broker(self) -> LocalBroker:
@@ -91,6 +92,7 @@ class Fleet:
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
+        self._deployed = settings
 
     def overlaps(self, body: dict[str, Any]) -> list[dict[str, int]]:
         """What each ingress believes of a prompt: overlap blocks by worker."""

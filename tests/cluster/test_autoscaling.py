@@ -122,15 +122,14 @@ def test_one_to_three_and_back_to_the_warmest(fleet: Fleet) -> None:
 
 def test_to_zero_and_back(fleet: Fleet) -> None:
     """An idle fleet goes; the first requests are told to come again, and find a replica then."""
-    autoscaling = msgspec.structs.replace(
-        fleet.settings.autoscaling, min_replicas=0, zero_after_s=1.0
-    )
-    fleet.redeploy(msgspec.structs.replace(fleet.settings, autoscaling=autoscaling))
+    settings = fleet.settings
+    autoscaling = msgspec.structs.replace(settings.autoscaling, min_replicas=0, zero_after_s=1.0)
+    fleet.redeploy(msgspec.structs.replace(settings, autoscaling=autoscaling))
     try:
         eventually(lambda: assert_workers(fleet, 0), SCALE_TIMEOUT_S)
         eventually(lambda: assert_served(fleet), SCALE_TIMEOUT_S)
     finally:
-        fleet.redeploy(fleet.settings)
+        fleet.redeploy(settings)
         eventually(lambda: assert_workers(fleet, 1), SCALE_TIMEOUT_S)
 
 

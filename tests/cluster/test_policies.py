@@ -19,8 +19,9 @@ VIP = {"prompt": "a very important question " * 4, "max_tokens": 1, "request_typ
 @pytest.fixture
 def settings(fleet: Fleet) -> Iterator[Settings]:
     """Those the fleet runs with, and again after the test."""
-    yield fleet.settings
-    fleet.redeploy(fleet.settings)
+    before = fleet.settings
+    yield before
+    fleet.redeploy(before)
 
 
 def changed(settings: Settings) -> Settings:
