@@ -37,6 +37,10 @@ NUM_CURVE_ONLY_SAMPLES = 32
 # A worker that gets no work sends no timings: what its speed was when the machine was busy counts
 # no longer than the curve itself remembers, or it would never be tried again.
 MAX_SPEED_AGE_SAMPLES = 2000
+# A worker that became this many times slower or faster than it was, so many samples in a row, is
+# another one from now on: the running mean would take hundreds of samples to say so.
+SURPRISE = 2.0
+NUM_SURPRISES = 8
 MAX_SAMPLE_MS = 600_000.0
 MAX_SAMPLE_TOKENS = 10_000_000
 
@@ -134,11 +138,27 @@ class _Speed:
         self.ratio = 1.0
         self.last_sample = 0  # of the whole fleet, when this worker was last timed
         self._num_samples = 0
+        self._surprises: list[float] = []  # the last ratios, all far off on the same side
 
     def observe(self, ratio: float, sample: int) -> None:
         self.last_sample = sample
         self._num_samples += 1
+        self._note_surprise(ratio)
+        if len(self._surprises) == NUM_SURPRISES:
+            self.ratio = sum(self._surprises) / NUM_SURPRISES
+            self._num_samples = NUM_SURPRISES
+            self._surprises = []
+            return
         self.ratio += max(0.01, 1.0 / (self._num_samples + 20)) * (ratio - self.ratio)
+
+    def _note_surprise(self, ratio: float) -> None:
+        is_slower, is_faster = ratio > SURPRISE * self.ratio, ratio * SURPRISE < self.ratio
+        if self._surprises and (self._surprises[-1] > self.ratio) != is_slower:
+            self._surprises = []
+        if is_slower or is_faster:
+            self._surprises.append(ratio)
+        else:
+            self._surprises = []
 
 
 def _rise(x: Numbers, linear: float, square: float) -> Floats:

@@ -53,7 +53,7 @@ class FeedCounters:
 
 
 class TableFeed:
-    """`table` may be used by others only while `lock` is held."""
+    """`table` may be used by others only while `lock` is held; overlaps need none."""
 
     def __init__(
         self,

@@ -26,6 +26,16 @@ def pytest_configure() -> None:
         del os.environ[name]
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Importing all other files takes longer than the pure tests themselves."""
+    is_test = collection_path.name.startswith("test_")
+    return True if is_test and _is_pure(config) and collection_path.stem not in PURE_FILES else None
+
+
+def _is_pure(config: pytest.Config) -> bool:
+    return bool(config.getoption("markexpr") == "pure")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.stem in PURE_FILES:

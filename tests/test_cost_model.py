@@ -7,7 +7,14 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from controllers.cost_model import FLOOR_MS, MAX_SPEED_AGE_SAMPLES, MAX_TRACE, PRIOR, CostModel
+from controllers.cost_model import (
+    FLOOR_MS,
+    MAX_SPEED_AGE_SAMPLES,
+    MAX_TRACE,
+    NUM_SURPRISES,
+    PRIOR,
+    CostModel,
+)
 from controllers.events import Iteration
 
 
@@ -138,6 +145,29 @@ def test_a_slow_worker_is_found_and_forgotten() -> None:
     model.forget("nobody")
     assert model.speed("w0") == 1.0
     assert model.coefficients == before
+
+
+@pytest.mark.parametrize("factor", [20.0, 3.0])
+def test_a_worker_that_got_slow_is_known_at_once_and_so_is_its_recovery(factor: float) -> None:
+    rng = random.Random(0)
+    model = fitted(GPU, 4_000, 0.05)
+    assert model.speed("w0") == 1.0
+    for _ in range(NUM_SURPRISES):
+        model.observe("w0", GPU.iteration(rng, 0.05, factor), GPU.num_blocks)
+    assert 0.5 * factor < model.speed("w0") < 1.5 * factor
+    assert model.speed("w1") == 1.0
+    for _ in range(2 * NUM_SURPRISES):
+        model.observe("w0", GPU.iteration(rng, 0.05), GPU.num_blocks)
+    assert model.speed("w0") < 1.5
+
+
+def test_a_few_slow_iterations_make_no_slow_worker() -> None:
+    rng = random.Random(0)
+    model = fitted(GPU, 4_000, 0.05)
+    for i in range(400):
+        slow = 10.0 if i % 100 < NUM_SURPRISES - 1 else 1.0
+        model.observe("w0", GPU.iteration(rng, 0.05, slow), GPU.num_blocks)
+    assert model.speed("w0") < 2.0
 
 
 def test_a_speed_that_nothing_confirms_does_not_last() -> None:
