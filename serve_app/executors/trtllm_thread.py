@@ -156,9 +156,6 @@ class PollThread:
             self._busy_until = self._books.clock() + BUSY_FOR_S
 
     def _turn(self, engine: EnginePort) -> None:
-        """What requests found comes first: blocks may have left since, in events read after it."""
-        while self._reuses:
-            self._ranks.reused(*self._reuses.popleft())
         self._call_started_at = now = self._books.clock()
         events = engine.events()
         has_news = self._ranks.take(events, self._books.clock())
@@ -172,6 +169,8 @@ class PollThread:
         self._call_started_at = None
         if has_news:
             self._books.sign_of_life()
+        while self._reuses:
+            self._ranks.reused(*self._reuses.popleft())
         self.check()
 
 
