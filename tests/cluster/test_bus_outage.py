@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from infra.local_broker import LocalBroker
 from tests.cluster.event_log import topic_reader
@@ -17,6 +18,12 @@ from tests.cluster.fleet import Fleet, http_client, overlaps_of
 
 COMPLETIONS = "/v1/completions"
 HEAL_TIMEOUT_S = 10.0
+
+
+def lasting(prompt: str) -> dict[str, Any]:
+    """Kept whatever else the caches hold, which other tests may have filled."""
+    everything = {"start": 0, "retention_priority": 100}
+    return {"prompt": prompt, "max_tokens": 2, "retention": [everything]}
 
 
 class Traffic:
@@ -43,7 +50,7 @@ class Traffic:
         with http_client(self._url) as client:
             while not self._is_over.wait(0.05):
                 prompt = f"{len(self.request_ids)} during the outage " * 4
-                answer = client.post(COMPLETIONS, json={"prompt": prompt, "max_tokens": 2})
+                answer = client.post(COMPLETIONS, json=lasting(prompt))
                 self.statuses[answer.status_code] += 1
                 self.reasons[answer.headers.get("x-cachelane-reason", "none")] += 1
                 self.request_ids.append(answer.json().get("id", answer.text))

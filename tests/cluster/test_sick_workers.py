@@ -49,10 +49,9 @@ def assert_left_out(client: httpx.Client, victim: str) -> None:
 
 
 def test_a_worker_that_got_slow_gets_less(fleet: Fleet) -> None:
-    victim = sorted(fleet.executors())[0]
-    pin = {"x-cachelane-pin": victim}
     slow = {"prompt": "please be slow from now on", "max_tokens": 40}
-    fleet.http.post(COMPLETIONS, json=slow, headers=pin).raise_for_status()
+    answer = fleet.http.post(COMPLETIONS, json=slow).raise_for_status()
+    victim = answer.headers["x-cachelane-worker"]
     try:
         eventually(lambda: assert_gets_less(fleet, victim), 30.0)
     finally:
