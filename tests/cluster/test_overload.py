@@ -17,7 +17,7 @@ from tests.cluster.fleet import Fleet, wait_idle
 from tests.cluster.test_serving import NUM_PLACES, NUM_SLOTS, send
 
 COMPLETIONS = "/v1/completions"
-SLOWLY = "please be slow"  # 40 ms a token
+LONG = 800  # tokens, 1.6 s on an idle worker
 
 
 @contextlib.contextmanager
@@ -26,8 +26,8 @@ def flood(fleet: Fleet, count: int) -> Iterator[list[socket.socket]]:
     with contextlib.ExitStack() as connections:
         socks = []
         for number in range(count):
-            prompt = f"{number} of a flood of {count} {SLOWLY} "
-            body = {"prompt": prompt, "max_tokens": 100, "request_type": "batch"}
+            prompt = f"{number} of a flood of {count} "
+            body = {"prompt": prompt, "max_tokens": LONG, "request_type": "batch"}
             socks.append(send(fleet.url, body))
             connections.callback(socks[-1].close)
         yield socks

@@ -42,7 +42,7 @@ def test_a_worker_that_hangs_is_left_out_at_once_and_replaced(one_attempt: Fleet
 
 def assert_left_out(client: httpx.Client, victim: str) -> None:
     """Nobody goes there, not even who asks for it."""
-    body = {"prompt": "anybody but the one that hangs", "max_tokens": 1}
+    body = {**HANG, "prompt": "anybody but the one that hangs"}
     answer = client.post(COMPLETIONS, json=body, headers={"x-cachelane-pin": victim}, timeout=5.0)
     assert answer.status_code == 200
     assert answer.headers["x-cachelane-worker"] != victim
