@@ -27,7 +27,7 @@ NEEDS_TRTLLM = import sys; from tests.trtllm_executors import why_no_real_model 
 	sys.exit(why() and f'make test-trtllm needs a GPU, a Python with TensorRT-LLM (PYTHON=...) and \
 	a small model (TRTLLM_TEST_MODEL=folder): {why()}')
 
-.PHONY: help install up down test test-pure test-trtllm check bench proto clean
+.PHONY: help install up down test test-pure test-nodes test-trtllm check bench proto clean
 .DEFAULT_GOAL := help
 
 help:
@@ -38,6 +38,7 @@ help:
 	@echo "make install   make $(VENV) (PYTHON=python3.12 chooses the interpreter)"
 	@echo "make test      all tests: first those without a broker, then those with a real one and a real Ray"
 	@echo "make test-pure  those of controllers/ only: seconds"
+	@echo "make test-nodes  nodes that come and go with the replicas: a minute"
 	@echo "make test-trtllm  with the real TensorRT-LLM and a GPU: TRTLLM_TEST_MODEL=folder of a small model"
 	@echo "make check     ruff and mypy"
 	@echo "make bench     the demonstration: KV-aware routing against random routing"
@@ -58,7 +59,10 @@ down:
 test: install
 	$(BIN)/python -m pytest -m "not kafka and not ray and not model"
 	@$(BIN)/python -c "$(FETCH_MODEL)"
-	$(BIN)/python -m pytest -m "kafka or ray or model"
+	$(BIN)/python -m pytest -m "(kafka or ray or model) and not nodes"
+
+test-nodes: install
+	$(BIN)/python -m pytest -m nodes
 
 test-pure: install
 	$(BIN)/python -m pytest -q -m pure --ignore tests/cluster

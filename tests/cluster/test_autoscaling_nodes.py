@@ -134,6 +134,7 @@ def asking(http: httpx.Client, statuses: set[int]) -> Iterator[None]:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.nodes
 def test_nodes_come_and_go_with_the_replicas(
     cluster: FakeNodes, kafka_broker: TestBroker, tmp_path: Path
 ) -> None:
