@@ -8,6 +8,8 @@ from typing import Annotated, Literal, Protocol
 import msgspec
 from msgspec import Meta
 
+from controllers.errors import CachelaneError
+
 Seconds = Annotated[float, Meta(gt=0)]
 Weight = Annotated[float, Meta(ge=0)]
 
@@ -25,6 +27,10 @@ class PlacementSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     # Tokens computed behind a shared prefix, as a multiple of its length, before an idle worker
     # gets a copy of it; 0: requests stay with the prefix until its worker is busy.
     prefix_copy_ratio: Weight = 1.0
+    # Late binding: a request waits in the router until the worker it should go to can start it.
+    hold: bool = True
+    # Long prefills go out in pieces of so many full iterations, which others may pass; 0: whole.
+    slice_iterations: Annotated[int, Meta(ge=0, le=1000)] = 4
 
 
 class Query(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,6 +41,8 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     num_tokens: int
     request_type: str = "interactive"
     rank: int = 0  # what waits for worse ones does not keep it waiting
+    tenant: str = "default"
+    weight: float = 1.0  # of the tenant's share
     max_ttft_ms: float | None = None  # it goes only where its first token is predicted in time
     expected_output_tokens: int | None = None  # None: as many as its request type had on average
     pinned: str | None = None  # worker that takes it as long as it is a candidate
@@ -54,6 +62,22 @@ class Placed(msgspec.Struct, frozen=True, kw_only=True):
     best_cached_tokens: int  # the most that any candidate offered
     predicted_ttft_ms: float
     num_candidates: int
+
+
+class Sent(msgspec.Struct, frozen=True, kw_only=True):
+    """A request that waited goes to a worker now. `num_tokens`: so many leading tokens of its
+    prompt as a piece, at whose end the request waits again; None: all of it."""
+
+    request_id: str
+    placed: Placed
+    num_tokens: int | None = None
+
+
+class Refused(msgspec.Struct, frozen=True, kw_only=True):
+    """A request that waited cannot be sent: NotReady or Overloaded."""
+
+    request_id: str
+    error: CachelaneError
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):

@@ -44,7 +44,7 @@ def state_of(placement: Placement) -> dict[str, Any]:
         "prefill_end_ms": placement._books.prefill_end_ms.tolist(),
         "booked_ms": placement._books.booked_ms.tolist(),
         "num_reserved": placement.num_reserved,
-        "num_predicted": len(placement._predictions),
+        "num_predicted": len(placement._placing.predictions),
     }
 
 
@@ -226,11 +226,11 @@ def test_predictions_end(event: str) -> None:
     query = fleet.query(prompt)
     worker = fleet.choose(query).worker
     fleet.placement.release(query.request_id, fleet.now)
-    assert len(fleet.placement._predictions) == 100
+    assert len(fleet.placement._placing.predictions) == 100
     if event == "expiry":
         fleet.now += 5.0
         fleet.placement.sweep(fleet.now)
-        assert len(fleet.placement._predictions) == 0
+        assert len(fleet.placement._placing.predictions) == 0
     elif event == "epoch":
         fleet.start(worker)
     else:

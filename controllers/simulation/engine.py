@@ -40,20 +40,24 @@ class EngineShape(NamedTuple):
 
 
 class Job:
-    """A request in an engine. `ask` says what it needs of the cache."""
+    """A request in an engine, or a leading piece of one. `ask` says what it needs of the cache."""
 
     __slots__ = (
         "ask",
         "held",
         "index",
+        "is_piece",
         "num_reserved",
         "num_tokens",
         "output_tokens",
         "tokens_left",
     )
 
-    def __init__(self, index: int, num_tokens: int, output_tokens: int, ask: Ask) -> None:
+    def __init__(
+        self, index: int, num_tokens: int, output_tokens: int, ask: Ask, is_piece: bool = False
+    ) -> None:
         self.index = index
+        self.is_piece = is_piece
         self.num_tokens = num_tokens
         self.output_tokens = output_tokens
         self.ask = ask

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from enum import IntEnum
 from random import Random
 
-from controllers.errors import NotReady, SettingsError
+from controllers.errors import SettingsError
 from controllers.events import Load
 from controllers.routing_table import RoutingTable
 from controllers.simulation.asks import Asks
@@ -25,7 +25,7 @@ from controllers.simulation.peers import formula_of
 from controllers.simulation.prompt_blocks import PrefixTable
 from controllers.simulation.records import Records
 from controllers.simulation.result import Run
-from controllers.simulation.routers import CachelaneRouter, PeerRouter, Router
+from controllers.simulation.routers import CachelaneRouter, PeerRouter, Router, Sent
 from controllers.simulation.settings import FleetSettings
 from controllers.simulation.trace import TRACE_BLOCK, Trace, arrivals_ms
 from controllers.simulation.worker import Worker
@@ -41,6 +41,7 @@ class Kind(IntEnum):
     ITERATION = 3
     SNAPSHOT = 4
     LOAD = 5
+    WAKE = 6
 
 
 class Fleet:
@@ -69,9 +70,9 @@ class Fleet:
             self._ask_for_snapshot,
         )
         self._now = 0.0
+        self._wakes_ms = [math.inf] * len(self._routers)
         self._agenda: list[tuple[float, Kind, int, int]] = []
         self._num_noted = 0
-        self._homeless: list[int] = []
         self._num_to_come_up = sum(math.isfinite(o.back_s) for o in settings.outages)
 
     def run(self, on_progress: Callable[[int], None] = lambda num_done: None) -> Run:
@@ -85,6 +86,7 @@ class Fleet:
             self._end_iteration,
             self._snapshot,
             self._tell_load,
+            self._decide,
         )
         next_told = PROGRESS_EVERY
         while not self._records.is_complete:
@@ -129,40 +131,80 @@ class Fleet:
         return self._routers[number % len(self._routers)]
 
     def _arrive(self, number: int) -> None:
-        self._place(number)
-        if number + 1 < len(self._arrival_ms):
-            self._note(float(self._arrival_ms[number + 1]), Kind.ARRIVAL, number + 1)
+        """Requests of the same moment are looked at together."""
+        arrivals = self._arrival_ms
+        number = self._submit(number)
+        while number < len(arrivals) and arrivals[number] <= self._now:
+            number = self._submit(number)
+        if number < len(arrivals):
+            self._note(float(arrivals[number]), Kind.ARRIVAL, number)
+        self._decide_all()
 
-    def _place(self, number: int) -> None:
-        request = self._trace.requests[number]
-        try:
-            sent = self._router_of(number).place(request, self._now)
-        except NotReady:
+    def _submit(self, number: int) -> int:
+        """Returns the number of the next one."""
+        self._router_of(number).submit(self._trace.requests[number], self._now)
+        return number + 1
+
+    def _decide_all(self) -> None:
+        for index in range(len(self._routers)):
+            self._decide(index)
+
+    def _decide(self, index: int, ended: int = -1) -> None:
+        """Let a router decide. `ended`: a worker whose iteration has just ended, which goes on."""
+        router, now = self._routers[index], self._now
+        if not any(worker.is_up for worker in self._workers):
             if not self._num_to_come_up:
-                raise SettingsError("every worker is gone for ever, with requests left") from None
-            self._homeless.append(number)
+                raise SettingsError("every worker is gone for ever, with requests left")
             return
+        reached = {self._send(sent) for sent in router.decide(now)}
+        for at in sorted(reached - {ended}):
+            self._workers[at].wake(now)
+            self._follow(self._workers[at], at)
+        wake_ms = router.wake_ms(now)
+        if math.isfinite(wake_ms) and not now < self._wakes_ms[index] <= wake_ms:
+            self._wakes_ms[index] = wake_ms
+            self._note(wake_ms, Kind.WAKE, index)
+
+    def _send(self, sent: Sent) -> int:
+        """Returns the index of the worker."""
+        request, is_piece = self._trace.requests[sent.number], sent.piece_tokens is not None
+        if sent.piece_tokens is not None:
+            request = request.piece(sent.piece_tokens, self._trace.block_size)
         at = self._engines.at[sent.worker]
-        self._records.sent(number, at)
-        worker, ask = self._workers[at], self._asks.of(request)
-        job = Job(number, request.num_tokens, request.output_tokens, ask)
-        worker.submit(job, sent.uncached_tokens, self._now)
-        self._follow(worker, at)
+        self._records.sent(sent.number, at)
+        ask = self._asks.of(request)
+        job = Job(sent.number, request.num_tokens, request.output_tokens, ask, is_piece)
+        self._workers[at].submit(job, sent.uncached_tokens, self._now)
+        return at
 
     def _end_iteration(self, at: int) -> None:
         worker, now = self._workers[at], self._now
         if worker.engine.end_ms != now:
             return  # the run was cut short, or the worker died
         ended = worker.finish(now)
-        for job in ended.first:
-            self._records.first_token(job, now)
-            self._router_of(job.index).first_token(self._trace.requests[job.index], now)
-        for job in ended.done:
-            self._records.done(job, now)
-            request = self._trace.requests[job.index]
-            self._router_of(job.index).release(request, now, request.output_tokens)
+        told = {self._first_token(job) for job in ended.first}
+        told |= {self._done(job) for job in ended.done}
+        for index in sorted(told):
+            self._decide(index, ended=at)
         worker.go_on(now)
         self._follow(worker, at)
+
+    def _first_token(self, job: Job) -> int:
+        """Returns the index of its router."""
+        self._records.first_token(job, self._now)
+        self._router_of(job.index).first_token(self._trace.requests[job.index], self._now)
+        return job.index % len(self._routers)
+
+    def _done(self, job: Job) -> int:
+        """Returns the index of its router."""
+        request, router = self._trace.requests[job.index], self._router_of(job.index)
+        if job.is_piece:
+            router.release(request, self._now, 0)
+            router.submit(request, self._now)
+        else:
+            self._records.done(job, self._now)
+            router.release(request, self._now, request.output_tokens)
+        return job.index % len(self._routers)
 
     def _follow(self, worker: Worker, at: int) -> None:
         """Note when its iteration ends, and tell what its cache did."""
@@ -201,7 +243,8 @@ class Fleet:
         for job in lost:
             self._records.lost(job)
             self._router_of(job.index).release(self._trace.requests[job.index], self._now, 0)
-            self._place(job.index)
+            self._submit(job.index)
+        self._decide_all()
 
     def _come_up(self, at: int) -> None:
         worker = self._workers[at]
@@ -211,6 +254,4 @@ class Fleet:
         worker.begin_again()
         self._log.publish(worker.log.start(self._now), self._now)
         self._set_workers()
-        homeless, self._homeless = self._homeless, []
-        for number in homeless:
-            self._place(number)
+        self._decide_all()

@@ -9,8 +9,11 @@ dynamo        NVIDIA Dynamo 1.6.1, `KvRouterConfig` and its cost; defaults: over
 llmd          llm-d router v0.10.0, prefix, queue and KV utilisation scorers with weights 3, 2, 2.
 sglang        sglang-router 0.3.2, cache_aware: gate at 64 requests and 1.5 times, match above 0.3.
 trtllm        TensorRT-LLM, KvCacheAwareRouter: matched blocks less 0.25 for each active request.
+trtllm_old    the same before load weights: requests as a share of a batch of 64 less the prompt's
+              matched share.
 mooncake      Mooncake (FAST'25), algorithm 1 with half the queue: least queued / 2 + uncached.
 lmetric       LMetric (arXiv 2603.15202): uncached tokens times requests.
+least_queued  fewest tokens that wait to be prefilled.
 """
 
 from __future__ import annotations
@@ -100,6 +103,17 @@ def trtllm(sight: Sight, load_weight: float) -> Costs:
     ]
 
 
+def trtllm_old(sight: Sight, batch_size: float) -> Costs:
+    return [
+        num / batch_size - matched / max(1, sight.num_blocks)
+        for num, matched in zip(sight.num_requests, sight.matched_blocks, strict=True)
+    ]
+
+
+def least_queued(sight: Sight) -> Costs:
+    return [float(tokens) for tokens in sight.queued_tokens]
+
+
 def mooncake(sight: Sight, queue_weight: float) -> Costs:
     return [
         queue_weight * queued + uncached
@@ -132,7 +146,9 @@ PEERS: dict[str, Formula] = {
     "sglang": Formula(sglang, (64.0, 1.5, 0.3)),
     "trtllm": Formula(trtllm, (0.25,)),
     "mooncake": Formula(mooncake, (0.5,)),
+    "trtllm_old": Formula(trtllm_old, (64.0,)),
     "lmetric": Formula(lmetric),
+    "least_queued": Formula(least_queued),
     "least_requests": Formula(least_requests),
     "round_robin": Formula(round_robin),
 }

@@ -25,6 +25,9 @@ class Records:
         self._first_ms = np.full(num, math.nan)
         self._end_ms = np.full(num, math.nan)
         self._computed = np.zeros(num, np.int64)
+        self._in_pieces = np.zeros(
+            num, np.int64
+        )  # computed of what runs now, before its last piece
         self._cached = np.zeros(num, np.int64)
         self._worker = np.full(num, -1, np.int64)
 
@@ -37,9 +40,11 @@ class Records:
 
     def first_token(self, job: Job, now: float) -> None:
         computed = self._add_computed(job)
-        if math.isnan(self._first_ms[job.index]):
+        if job.is_piece:
+            self._in_pieces[job.index] += computed
+        elif math.isnan(self._first_ms[job.index]):
             self._first_ms[job.index] = now
-            self._cached[job.index] = job.num_tokens - computed
+            self._cached[job.index] = job.num_tokens - computed - self._in_pieces[job.index]
 
     def done(self, job: Job, now: float) -> None:
         self._end_ms[job.index] = now
@@ -48,6 +53,7 @@ class Records:
     def lost(self, job: Job) -> None:
         """Its worker died; a prompt that was begun there counts as computed."""
         self.num_rerun += 1
+        self._in_pieces[job.index] = 0
         if math.isnan(self._first_ms[job.index]):
             self._add_computed(job)
 

@@ -6,12 +6,13 @@ ends at once. Times are in ms.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from random import Random
 from typing import NamedTuple, Protocol
 
+from controllers import placement
 from controllers.cost_model import CostModel
-from controllers.errors import NotReady
 from controllers.events import Load
 from controllers.placement import Placement
 from controllers.placement_types import Query
@@ -25,10 +26,13 @@ PEER_PREDICTIONS_S = 5.0  # as Dynamo's --router-predicted-ttl-secs
 
 
 class Sent(NamedTuple):
-    """`uncached_tokens`: what the router expects the worker to compute."""
+    """Request `number` goes to `worker` now. `uncached_tokens`: what the router expects it to
+    compute. `piece_tokens`: only so many leading tokens of it; None: all."""
 
+    number: int
     worker: str
     uncached_tokens: int
+    piece_tokens: int | None = None
 
 
 class Router(Protocol):
@@ -40,8 +44,16 @@ class Router(Protocol):
         """Those that may take requests. What was sent to others is forgotten."""
         ...
 
-    def place(self, request: Request, now: float) -> Sent:
-        """Choose and book. Raises NotReady if there is no worker."""
+    def submit(self, request: Request, now: float) -> None:
+        """It came, or has to run again, or a piece of it has ended."""
+        ...
+
+    def decide(self, now: float) -> list[Sent]:
+        """Who goes where now. There is a worker."""
+        ...
+
+    def wake_ms(self, now: float) -> float:
+        """When to decide at the latest; inf: when something happens."""
         ...
 
     def first_token(self, request: Request, now: float) -> None: ...
@@ -73,6 +85,8 @@ class CachelaneRouter:
     def __init__(self, settings: FleetSettings, table: PrefixTable, rng: Random, per: int) -> None:
         self._table = table
         self._per = per
+        self._since_s: dict[int, float] = {}  # when requests under way came
+        self._num_tokens: dict[str, int] = {}
         self._placement = Placement(
             settings.routing,
             CostModel(settings.max_batched_tokens),
@@ -83,20 +97,38 @@ class CachelaneRouter:
     def set_workers(self, worker_to_blocks: Mapping[str, int]) -> None:
         self._placement.set_workers(worker_to_blocks)
 
-    def place(self, request: Request, now: float) -> Sent:
+    def submit(self, request: Request, now: float) -> None:
         query = Query(
             request_id=str(request.number),
             hashes=PromptBlocks(request.trace_blocks, request.num_blocks, self._per),
             num_tokens=request.num_tokens,
             request_type=request.request_type,
         )
-        placed = self._placement.choose(query, self._table, now / 1000.0)
-        return Sent(placed.worker, request.num_tokens - placed.predicted_cached_tokens)
+        since_s = self._since_s.setdefault(request.number, now / 1000.0)
+        self._num_tokens[query.request_id] = request.num_tokens
+        self._placement.submit(query, now / 1000.0, since_s)
+
+    def decide(self, now: float) -> list[Sent]:
+        return [self._sent(result) for result in self._placement.run(self._table, now / 1000.0)]
+
+    def wake_ms(self, now: float) -> float:
+        wake_s = self._placement.wake_s(now / 1000.0)
+        return math.inf if wake_s is None else 1000.0 * wake_s
+
+    def _sent(self, result: placement.Sent | placement.Refused) -> Sent:
+        assert isinstance(result, placement.Sent), "there is a worker, and any time is in time"
+        request_id, placed = result.request_id, result.placed
+        num_tokens = result.num_tokens or self._num_tokens[request_id]
+        uncached = max(0, num_tokens - placed.predicted_cached_tokens)
+        return Sent(int(request_id), placed.worker, uncached, result.num_tokens)
 
     def first_token(self, request: Request, now: float) -> None:
         self._placement.first_token(str(request.number), now / 1000.0)
 
     def release(self, request: Request, now: float, output_tokens: int) -> None:
+        if output_tokens:
+            self._since_s.pop(request.number, None)
+            self._num_tokens.pop(str(request.number), None)
         self._placement.release(str(request.number), now / 1000.0, output_tokens)
 
     def on_load(self, worker: str, load: Load, now: float) -> None:
@@ -146,6 +178,7 @@ class PeerRouter:
         self._unstarted: dict[int, _Booking] = {}
         self._bookings: dict[int, _Booking] = {}
         self._num_sent = 0
+        self._waiting: list[Request] = []
 
     def set_workers(self, worker_to_blocks: Mapping[str, int]) -> None:
         for worker in [w for w in self._books if w not in worker_to_blocks]:
@@ -156,9 +189,18 @@ class PeerRouter:
             for index in [i for i, b in bookings.items() if b.worker not in self._books]:
                 del bookings[index]
 
-    def place(self, request: Request, now: float) -> Sent:
-        if not self._books:
-            raise NotReady("no worker is up")
+    def submit(self, request: Request, now: float) -> None:
+        self._waiting.append(request)
+
+    def decide(self, now: float) -> list[Sent]:
+        """All, in the order in which they came."""
+        waiting, self._waiting = self._waiting, []
+        return [self._place(request, now) for request in waiting]
+
+    def wake_ms(self, now: float) -> float:
+        return math.inf
+
+    def _place(self, request: Request, now: float) -> Sent:
         workers = list(self._books)
         matched = self._matched(request, workers, now / 1000.0)
         sight = self._sight(request, workers, matched)
@@ -168,7 +210,7 @@ class PeerRouter:
         i = best[0] if len(best) == 1 else self._rng.choice(best)
         self._book(request, workers[i], sight.uncached_tokens(i))
         self._predict(request, workers[i], matched[i], now / 1000.0)
-        return Sent(workers[i], sight.uncached_tokens(i))
+        return Sent(request.number, workers[i], sight.uncached_tokens(i))
 
     def first_token(self, request: Request, now: float) -> None:
         booking = self._unstarted.pop(request.number, None)

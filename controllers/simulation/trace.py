@@ -61,6 +61,17 @@ class Request(NamedTuple):
     request_type: str
     spans: Spans
 
+    def piece(self, num_tokens: int, block_size: int) -> Request:
+        """Its leading whole trace blocks within so many tokens, asked for one output token."""
+        trace_blocks = self.trace_blocks[: num_tokens // TRACE_BLOCK]
+        num_tokens = len(trace_blocks) * TRACE_BLOCK
+        return self._replace(
+            num_tokens=num_tokens,
+            output_tokens=1,
+            trace_blocks=trace_blocks,
+            num_blocks=num_tokens // block_size,
+        )
+
 
 class Trace(NamedTuple):
     """Requests in the order of arrival, the first one at 0 ms."""

@@ -50,14 +50,18 @@ class Worker:
         self._gate = Gate(rules) if self._has_gate else None
 
     def submit(self, job: Job, uncached_tokens: int, now: float) -> None:
-        """A router sends a request, of which it expects so much to be computed."""
+        """A router sends a request, of which it expects so much to be computed. `wake` or `go_on`
+        must follow."""
         self.here[job.index] = job
         job.tokens_left = uncached_tokens  # until admission knows better
         if self._gate is None:
             self.engine.waiting.append(job)
         else:
             self._gate.submit(Waiting(str(job.index), uncached_tokens, now / 1000.0))
-            self._start_next(now)
+
+    def wake(self, now: float) -> None:
+        """After `submit`, between two ends of iterations."""
+        self._start_next(now)
         self.engine.wake(now)
 
     def finish(self, now: float) -> Ended:

@@ -1,0 +1,252 @@
+"""Late binding: requests wait here until the worker that they should go to can start them.
+
+So the choice is made with what is known at that moment, the shortest work goes first, and others
+may pass long prompts. A pass looks at what waits, in order; who has to wait for a worker keeps its
+time reserved for the rest of the pass, so that later ones do not count on it. Owns who waits; the
+steps of a decision are `placing`'s, the order is `router_queue`'s. `now` is in seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple, TypeAlias
+
+import msgspec
+import numpy as np
+
+from controllers.books import Books
+from controllers.candidates import Candidates
+from controllers.choice import Choice
+from controllers.costs import Costs
+from controllers.errors import CachelaneError, Overloaded
+from controllers.gate import SHARED_START_SHARE
+from controllers.placement_types import PlacementSettings, Query, Refused, Sent, TableView
+from controllers.placing import Placing
+from controllers.rank_book import Passed
+from controllers.router_queue import RouterQueue, Waiter
+
+ExcludeOf: TypeAlias = Callable[[Query], Collection[str]]
+
+# Whoever waits is looked at again after this, even if nothing was heard.
+RUN_EVERY_S = 0.1
+MIN_PAUSE_S = 0.001
+LONG_SHARE = 1.5  # a prefill is cut if it is longer than so many pieces
+
+
+class Rules(NamedTuple):
+    """`shared_start_tokens`: prompts start together while they have at most so many tokens to
+    compute. `slice_tokens` of a piece; 0: prompts go out whole."""
+
+    is_holding: bool
+    shared_start_tokens: int
+    slice_tokens: int
+
+
+def rules_of(settings: PlacementSettings, max_batched_tokens: int, max_running: float) -> Rules:
+    """A piece is whole iterations less room for those that decode, or each would end with one that
+    is nearly empty."""
+    decodes = min(max_running, max_batched_tokens // 2)
+    return Rules(
+        is_holding=settings.hold and settings.policy == "kv_aware",
+        shared_start_tokens=int(SHARED_START_SHARE * max_batched_tokens),
+        slice_tokens=int(settings.slice_iterations * (max_batched_tokens - decodes)),
+    )
+
+
+class Dispatcher:
+    """Requests that were submitted and neither sent nor refused nor removed."""
+
+    def __init__(self, placing: Placing, rules: Rules) -> None:
+        self.rules = rules
+        self._placing = placing
+        self._books = placing.ledger.books
+        self._queue = RouterQueue()
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def submit(self, query: Query, since_s: float) -> None:
+        self._queue.add(query, since_s)
+
+    def remove(self, request_id: str) -> None:
+        """Unknown ids change nothing."""
+        self._queue.remove(request_id)
+
+    def run(self, table: TableView, now: float, exclude_of: ExcludeOf) -> list[Sent | Refused]:
+        """One pass."""
+        results: list[Sent | Refused] = []
+        waiters, found = [], []
+        for waiter in self._queue.scanned():
+            query = waiter.query
+            try:
+                found.append(self._placing.ranker.find(query, table, now, exclude_of(query)))
+                waiters.append(waiter)
+            except CachelaneError as error:
+                results.append(self._refuse(query, error))
+        if waiters:
+            results += _Pass(self._placing, self.rules, waiters, found, table, now).run(self._queue)
+        for result in results:
+            if isinstance(result, Refused):
+                self._queue.remove(result.request_id)
+        return results
+
+    def wake_s(self, now: float) -> float | None:
+        """When to run at the latest; None: nobody waits."""
+        if not len(self._queue):
+            return None
+        ends_ms = self._books.prefill_end_ms
+        coming = ends_ms[ends_ms > now * 1000.0]
+        first_s = float(coming.min()) / 1000.0 if len(coming) else math.inf
+        return min(max(first_s, now + MIN_PAUSE_S), now + RUN_EVERY_S)
+
+    def _refuse(self, query: Query, error: CachelaneError) -> Refused:
+        return Refused(request_id=query.request_id, error=error)
+
+
+class _Pass:
+    """Arrays are by row of the books; `i` counts waiters."""
+
+    def __init__(
+        self,
+        placing: Placing,
+        rules: Rules,
+        waiters: Sequence[Waiter],
+        found: Sequence[Candidates],
+        table: TableView,
+        now: float,
+    ) -> None:
+        self._placing = placing
+        self._rules = rules
+        self._waiters = waiters
+        self._found = found
+        self._table = table
+        self._now = now
+        books = placing.ledger.books
+        self._books = books
+        queries = [waiter.query for waiter in waiters]
+        self._prices = placing.ranker.price(queries, found, table.block_size, now)
+        self._reserved_ms = np.zeros(len(books))
+        self._reserved_blocks = np.zeros(len(books))
+
+    def run(self, queue: RouterQueue) -> list[Sent | Refused]:
+        order = self._order(queue)
+        results: list[Sent | Refused] = []
+        for i in order:
+            query = self._waiters[i].query
+            try:
+                sent = self._look_at(i, is_last=i == order[-1])
+            except Overloaded as error:
+                results.append(Refused(request_id=query.request_id, error=error))
+                continue
+            if sent is not None:
+                queue.sent(query, sent.uncached_tokens)
+                results.append(sent.sent)
+        return results
+
+    def _order(self, queue: RouterQueue) -> Sequence[int]:
+        if len(self._waiters) == 1:
+            return [0]
+        ttft_ms, uncached = [], []
+        for i, found in enumerate(self._found):
+            costs = self._prices.of(i)
+            ttft_ms.append(float((costs.start_ms + costs.service_ms)[found.rows].min()))
+            uncached.append(float(costs.uncached_tokens[found.rows].min()))
+        return queue.order(self._waiters, ttft_ms, uncached, self._now)
+
+    def _look_at(self, i: int, is_last: bool) -> _Started | None:
+        """Send it or let it wait. Raises Overloaded if its first token would be late anywhere."""
+        waiter, found = self._waiters[i], self._found[i]
+        query, costs = waiter.query, self._costs(i)
+        if query.max_ttft_ms is not None:
+            left_ms = query.max_ttft_ms - waiter.waited_ms(self._now)
+            found = self._placing.in_time(query, found, costs, left_ms)
+        if self._is_holding(query) and self._is_reserved.all():
+            return None
+        choice = self._placing.choose(query, self._table, found, costs, self._now)
+        if not self._is_holding(query) or self._may_start(query.rank, choice.row, costs):
+            started = self._send(query, found, costs, choice)
+            if not is_last:
+                self._prices.refresh(choice.row, self._reserved_blocks[choice.row])
+            return started
+        self._reserve(query, choice.row, costs)
+        return None
+
+    @property
+    def _is_reserved(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        return (self._reserved_ms > 0.0) | (self._reserved_blocks > 0.0)
+
+    def _is_holding(self, query: Query) -> bool:
+        return self._rules.is_holding and query.pinned is None
+
+    def _costs(self, i: int) -> Costs:
+        """For one that comes after what is reserved."""
+        costs, reserved_ms = self._prices.of(i), self._reserved_ms
+        return costs._replace(
+            start_ms=costs.start_ms + reserved_ms, cost_ms=costs.cost_ms + reserved_ms
+        )
+
+    def _may_start(self, rank: int, row: int, costs: Costs) -> bool:
+        """Whether the worker can start a request with such costs."""
+        if self._is_reserved[row]:
+            return False
+        passed = self._placing.ledger.rank_book.passed_by(rank, self._books.workers)
+        return may_start(row, costs, self._books, passed, self._rules.shared_start_tokens)
+
+    def _reserve(self, query: Query, row: int, costs: Costs) -> None:
+        """It waits for this worker: for its time, or only for blocks of its cache."""
+        if costs.room_ms[row] > 0.0:
+            tokens = query.num_tokens + self._placing.ranker.output_tokens(query)
+            self._reserved_blocks[row] += tokens / self._table.block_size
+            self._prices.refresh(row, self._reserved_blocks[row])
+        else:
+            self._reserved_ms[row] += costs.service_ms[row]
+
+    def _send(self, query: Query, found: Candidates, costs: Costs, choice: Choice) -> _Started:
+        placing, table, now = self._placing, self._table, self._now
+        placed = placing.placed(query, table, found, costs, choice)
+        piece = piece_tokens(
+            query.num_tokens,
+            placed.predicted_cached_tokens,
+            table.block_size,
+            self._rules.slice_tokens,
+        )
+        if piece is not None:
+            hashes = query.hashes[: piece // table.block_size]
+            query = msgspec.structs.replace(query, num_tokens=piece, hashes=hashes)
+            costs = placing.ranker.price([query], [found], table.block_size, now).of(0)
+        placing.reserve(query, table, found, costs, choice, now)
+        sent = Sent(request_id=query.request_id, placed=placed, num_tokens=piece)
+        return _Started(sent, float(costs.uncached_tokens[choice.row]))
+
+
+class _Started(NamedTuple):
+    sent: Sent
+    uncached_tokens: float
+
+
+def may_start(
+    row: int, costs: Costs, books: Books, passed: Passed, shared_start_tokens: int
+) -> bool:
+    """Whether this worker can start a request with such costs now: it has room, and nobody of ours
+    waits there for a first token, or only short work. What the request passes at the gate does not
+    keep it waiting."""
+    if costs.room_ms[row] > 0.0 and books.num_requests[row] > 0:
+        return False
+    num_ahead = (books.num_unstarted - passed.own_requests)[row]
+    tokens_ahead = (books.prefill_tokens - passed.own_tokens)[row]
+    return bool(
+        num_ahead <= 0
+        or costs.backlog_ms[row] <= 0.0
+        or tokens_ahead + costs.uncached_tokens[row] <= shared_start_tokens
+    )
+
+
+def piece_tokens(
+    num_tokens: int, cached_tokens: int, block_size: int, slice_tokens: int
+) -> int | None:
+    """Leading tokens of a prompt to send now, in whole blocks; None: all of it."""
+    if not slice_tokens or num_tokens - cached_tokens <= LONG_SHARE * slice_tokens:
+        return None
+    end = cached_tokens + slice_tokens
+    return end - end % block_size

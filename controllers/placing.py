@@ -1,0 +1,138 @@
+"""The steps of placing one request: who may take it in time, who does, and the books of it.
+
+Owns what sent requests teach about prefixes: predictions, hubs, blind placement. When a request is
+sent says `dispatch`. `now` is in seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from random import Random
+
+from controllers.baselines import pick_least_requests, pick_random, pick_round_robin
+from controllers.blind import BlindPlacement
+from controllers.candidates import Candidates, epoch_of
+from controllers.choice import Choice, Chooser
+from controllers.costs import Costs
+from controllers.errors import Overloaded
+from controllers.hubs import Hubs
+from controllers.ledger import Booking, Ledger
+from controllers.placement_types import Placed, PlacementSettings, Query, TableView
+from controllers.predictions import Predictions
+from controllers.ranking import Ranker
+
+
+class Placing:
+    """`max_running`: requests that a worker runs together."""
+
+    def __init__(
+        self, ledger: Ledger, settings: PlacementSettings, rng: Random, max_running: float
+    ) -> None:
+        self.ledger = ledger
+        self._books = ledger.books
+        self._rng = rng
+        self._max_running = max_running
+        self._blind = BlindPlacement()
+        self._num_placed = 0
+        self.configure(settings)
+
+    def configure(self, settings: PlacementSettings) -> None:
+        """New preferences; what is predicted now is forgotten."""
+        self._settings = settings
+        self.predictions = Predictions(settings.route_ttl_s)
+        self.ranker = Ranker(self.ledger, self.predictions, settings, self._max_running)
+        self._hubs = Hubs(settings.prefix_copy_ratio)
+        self._chooser = Chooser(self._rng, self._hubs, self._blind)
+
+    def rank(
+        self, query: Query, table: TableView, now: float, exclude: Collection[str]
+    ) -> tuple[Candidates, Costs]:
+        """Raises NotReady."""
+        found = self.ranker.find(query, table, now, exclude)
+        return found, self.ranker.price([query], [found], table.block_size, now).of(0)
+
+    def in_time(self, query: Query, found: Candidates, costs: Costs, left_ms: float) -> Candidates:
+        """Those that could answer within `left_ms`. Raises Overloaded if there are none.
+
+        An idle worker is in time whatever is predicted: waiting would not make it sooner, and only
+        work corrects a curve that is wrong.
+        """
+        books, rows = self._books, found.rows
+        ttft_ms = (costs.start_ms + costs.service_ms)[rows]
+        is_idle = (books.num_requests[rows] == 0) & (books.others_requests[rows] < 0.5)
+        in_time = rows[is_idle | (ttft_ms <= left_ms)]
+        if not len(in_time):
+            earliest_ms = float(ttft_ms.min())
+            raise Overloaded(
+                f"the first token is expected in {earliest_ms:.0f} ms on the best of {len(rows)} "
+                f"workers; {left_ms:g} ms are allowed",
+                (earliest_ms - left_ms) / 1000.0,
+            )
+        return found._replace(rows=in_time)
+
+    def choose(
+        self, query: Query, table: TableView, found: Candidates, costs: Costs, now: float
+    ) -> Choice:
+        books, rows = self._books, found.rows
+        pinned = books.row(query.pinned) if query.pinned is not None else None
+        if pinned is not None and pinned in rows:
+            return Choice(pinned, "pinned")
+        if self._settings.policy == "random":
+            return Choice(pick_random(rows, self._rng), "policy")
+        if self._settings.policy == "round_robin":
+            return Choice(pick_round_robin(rows, self._num_placed), "policy")
+        if self._settings.policy == "least_requests":
+            return Choice(pick_least_requests(rows, books.num_requests, self._rng), "load")
+        return self._chooser.choose(query, table, found, costs, books, now * 1000.0)
+
+    def reserve(
+        self,
+        query: Query,
+        table: TableView,
+        found: Candidates,
+        costs: Costs,
+        choice: Choice,
+        now: float,
+    ) -> None:
+        """It is sent: it counts on its worker from now on."""
+        row, worker = choice.row, self._books.workers[choice.row]
+        booking = Booking(
+            worker=worker,
+            request_type=query.request_type,
+            uncached_tokens=float(costs.uncached_tokens[row]),
+            num_blocks=-(-query.num_tokens // table.block_size),
+            service_ms=float(costs.service_ms[row]),
+            rank=query.rank,
+        )
+        self.ledger.reserve(query.request_id, booking, now)
+        self._num_placed += 1
+        depth, epoch = int(found.overlap_blocks[row]), epoch_of(table, worker)
+        self.predictions.add(worker, epoch, query.hashes, depth, now)
+        self._blind.remember(query.hashes, worker, choice.is_blind)
+        self._note_branch(query, found, choice, table.block_size)
+
+    def placed(
+        self, query: Query, table: TableView, found: Candidates, costs: Costs, choice: Choice
+    ) -> Placed:
+        """The decision in words."""
+        row, size = choice.row, table.block_size
+        return Placed(
+            worker=self._books.workers[row],
+            reason=choice.reason,
+            predicted_cached_tokens=min(query.num_tokens, int(found.cached_blocks[row]) * size),
+            best_cached_tokens=min(query.num_tokens, found.best_blocks * size),
+            predicted_ttft_ms=float(costs.start_ms[row] + costs.service_ms[row]),
+            num_candidates=len(found.rows),
+        )
+
+    def _note_branch(
+        self, query: Query, found: Candidates, choice: Choice, block_size: int
+    ) -> None:
+        depth = found.best_blocks
+        if not 0 < depth < len(query.hashes):
+            return
+        end = query.hashes[depth - 1]
+        if choice.is_copy:
+            self._hubs.copied(end)
+        else:
+            self._hubs.leave(end, query.num_tokens - depth * block_size)
