@@ -14,6 +14,10 @@ CONFIG ?=
 DETACH ?=
 # Python that makes .venv; found if not given.
 PYTHON ?=
+# Variables of `make bench`: a folder of traces; Pythons that have the real peers.
+TRACES ?=
+DYNAMO_PYTHON ?=
+SGLANG_PYTHON ?=
 
 UP_FLAGS = $(if $(CONFIG),--config "$(CONFIG)") $(if $(REPLICAS),--replicas "$(REPLICAS)") \
 	$(if $(INGRESS),--ingress "$(INGRESS)") $(if $(EXECUTOR),--executor "$(EXECUTOR)") \
@@ -23,11 +27,19 @@ UP_FLAGS = $(if $(CONFIG),--config "$(CONFIG)") $(if $(REPLICAS),--replicas "$(R
 FETCH_MODEL = from pathlib import Path; from serve_app.engine.model_store import *; \
 	ensure_default_model(Path('.cachelane/models'), print)
 
+BENCH_ROUTING = $(BIN)/python -m bench.routing --traces "$(TRACES)" \
+	$(if $(DYNAMO_PYTHON),--dynamo-python "$(DYNAMO_PYTHON)") \
+	$(if $(SGLANG_PYTHON),--sglang-python "$(SGLANG_PYTHON)")
+# bench.retention needs the coding sessions, which are not published with Mooncake's traces.
+BENCH_RETENTION = $(if $(wildcard $(TRACES)/weka_merged_512_12k.delta.jsonl.gz),\
+	$(BIN)/python -m bench.retention --traces "$(TRACES)",@echo left out: bench.retention)
+
 NEEDS_TRTLLM = import sys; from tests.trtllm_executors import why_no_real_model as why; \
 	sys.exit(why() and f'make test-trtllm needs a GPU, a Python with TensorRT-LLM (PYTHON=...) and \
 	a small model (TRTLLM_TEST_MODEL=folder): {why()}')
 
-.PHONY: help install up down test test-pure test-nodes test-trtllm check bench proto clean
+.PHONY: help install up down test test-pure test-nodes test-trtllm check bench bench-full bench-demo \
+	bench-traces proto clean
 .DEFAULT_GOAL := help
 
 help:
@@ -41,7 +53,10 @@ help:
 	@echo "make test-nodes  nodes that come and go with the replicas: a minute"
 	@echo "make test-trtllm  with the real TensorRT-LLM and a GPU: TRTLLM_TEST_MODEL=folder of a small model"
 	@echo "make check     ruff and mypy"
-	@echo "make bench     the demonstration: KV-aware routing against random routing"
+	@echo "make bench     TRACES=folder: bench-demo, then routing and retention on traces, ten minutes"
+	@echo "make bench-full  the same with every row, case and seed of docs/benchmarks.md: an hour and more"
+	@echo "               DYNAMO_PYTHON=, SGLANG_PYTHON=: their own routers beside the formulas"
+	@echo "make bench-demo  the demonstration: KV-aware routing against random routing"
 	@echo "make proto     generate the Python code of serve_app/proto/cachelane.proto"
 	@echo "make clean     stop everything, remove $(VENV) and .cachelane"
 
@@ -78,8 +93,24 @@ check: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: install
+bench: bench-traces bench-demo
+	rm -f .cachelane/bench/routing-part.json
+	$(BENCH_ROUTING) --only clean --seeds 1 --rows conversation:4,synthetic:4,weka:2 \
+		--json .cachelane/bench/routing-part.json
+	$(BENCH_RETENTION) --sizes 5000 --doubt ""
+
+# What is already in the JSON file is kept, but for our own figures.
+bench-full: bench-traces bench-demo
+	$(BENCH_ROUTING) --again
+	$(BENCH_RETENTION)
+
+bench-demo: install
 	$(BIN)/python -m bench.demo
+
+bench-traces:
+	@[ -n "$(TRACES)" ] || { echo "make bench needs TRACES=folder with Mooncake's two traces, from the" \
+		"public repository kvcache-ai/Mooncake, folder FAST25-release/traces; alone: make bench-demo" \
+		>&2; exit 2; }
 
 proto: install
 	$(BIN)/python -m serve_app.proto.generate

@@ -13,9 +13,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 DIRECTORY = Path(".cachelane/bench")
 PACKAGES = ("cachelane", "msgspec", "numpy", "ray", "xxhash")
 
@@ -70,6 +67,9 @@ def write_json(name: str, figures: dict[str, Any], path: Path | None = None) -> 
 
 def print_rows(title: str, rows: Sequence[Row], peer: str | None = None) -> None:
     """One line per figure; `peer` names whom `Row.peer` is about. Ratio > 1: we are better."""
+    from rich.console import Console  # a bare machine can note figures without it
+    from rich.table import Table
+
     table = Table(title=title, title_justify="left")
     table.add_column("", no_wrap=True)
     for column in ("ours", peer or "peer", "ratio", "target", "unit"):

@@ -30,8 +30,8 @@ from serve_app.simulate_options import (
 )
 
 ROUTER_HELP = (
-    "cachelane, or to compare: dynamo, dynamo_tuned, llmd, sglang, trtllm, mooncake, lmetric, "
-    "least_requests, round_robin; other weights as dynamo:1/8/32."
+    "cachelane, or to compare: dynamo, dynamo_tuned, llmd, sglang, trtllm, trtllm_old, mooncake, "
+    "lmetric, least_queued, least_requests, round_robin; other weights as dynamo:1/8/32."
 )
 
 
