@@ -1,12 +1,13 @@
-"""What is on each worker: this router's own reservations exactly, others' load as a running mean.
+"""What is on each worker: own reservations exactly, what other routers tell, the rest as a mean.
 
 One row per worker in parallel arrays, so that a decision is a handful of vector operations. Knows
 neither cached blocks nor costs. Times are in ms since an arbitrary start.
 
 1. Own reservations count at once and exactly: unstarted prefill tokens, requests, blocks.
-2. Of what others sent only a running mean counts: acting on the last record would send all routers
-   to whichever worker looked idle a moment ago.
-3. An impossible figure (negative, above the total, total 0, missing) is replaced by the fleet's
+2. What other routers say they have there (`shared_`) is as good, a little late.
+3. Of what load records show beyond that (`others_`) only a running mean counts: acting on the last
+   record would send all routers to whichever worker looked idle a moment ago.
+4. An impossible figure (negative, above the total, total 0, missing) is replaced by the fleet's
    mean and counted, so that its worker is neither favoured nor shunned.
 """
 
@@ -29,10 +30,14 @@ MAX_COUNT = 1e9  # above this a figure is impossible
 
 _ROWS = (
     "prefill_end_ms",
+    "own_prefill_end_ms",
     "prefill_tokens",
     "num_unstarted",
     "num_requests",
     "own_blocks",
+    "shared_tokens",
+    "shared_requests",
+    "shared_blocks",
     "capacity_blocks",
     "speed",
     "booked_ms",
@@ -40,7 +45,7 @@ _ROWS = (
     "others_prefill_tokens",
     "others_requests",
     "reported_blocks",
-    "own_blocks_at_report",
+    "blocks_at_report",
     "reported_at_ms",
 )
 
@@ -48,11 +53,15 @@ _ROWS = (
 class Books:
     """Rows by worker; `row(worker)` is stable until a worker is forgotten."""
 
-    prefill_end_ms: Floats  # when the prefill booked here ends
+    prefill_end_ms: Floats  # when the prefill booked here ends, by all routers that tell
+    own_prefill_end_ms: Floats  # if there were no other routers
     prefill_tokens: Floats  # booked, first token not seen
     num_unstarted: Floats  # requests that wait for their first token
     num_requests: Floats  # booked, not released
     own_blocks: Floats  # prompt blocks of booked requests
+    shared_tokens: Floats  # as prefill_tokens, num_requests and own_blocks, of other routers
+    shared_requests: Floats
+    shared_blocks: Floats
     capacity_blocks: Floats  # inf: not known yet
     speed: Floats
     booked_ms: Floats  # service booked here, decaying, as of booked_at_ms
@@ -60,7 +69,7 @@ class Books:
     others_prefill_tokens: Floats
     others_requests: Floats
     reported_blocks: Floats
-    own_blocks_at_report: Floats
+    blocks_at_report: Floats  # own and shared
     reported_at_ms: Floats  # -inf: never
 
     def __init__(self) -> None:
@@ -106,8 +115,23 @@ class Books:
         self.num_unstarted[row] += 1
         self.num_requests[row] += 1
         self.own_blocks[row] += blocks
-        self.prefill_end_ms[row] = max(self.prefill_end_ms[row], now_ms) + service_ms
-        self.booked_ms[row] = self.booked(now_ms)[row] + service_ms
+        for ends_ms in (self.prefill_end_ms, self.own_prefill_end_ms):
+            ends_ms[row] = max(ends_ms[row], now_ms) + service_ms
+        self.charge(row, service_ms, now_ms)
+
+    def share(
+        self, row: int, tokens: float, requests: float, blocks: float, service_ms: float,
+        now_ms: float,
+    ) -> None:  # fmt: skip
+        """Other routers have so much there now, and have booked so much service since."""
+        self.shared_tokens[row] = tokens
+        self.shared_requests[row] = requests
+        self.shared_blocks[row] = blocks
+        self.charge(row, service_ms, now_ms)
+
+    def charge(self, row: int, service_ms: float, now_ms: float) -> None:
+        """So much service was booked; below 0: so much of it was not needed."""
+        self.booked_ms[row] = max(0.0, self.booked(now_ms)[row] + service_ms)
         self.booked_at_ms[row] = now_ms
 
     def start(self, row: int, tokens: float) -> None:
@@ -115,15 +139,18 @@ class Books:
         self.prefill_tokens[row] -= tokens
         self.num_unstarted[row] -= 1
 
-    def give_back(self, row: int, service_ms: float, now_ms: float) -> None:
-        """So much of the booked service was not needed."""
-        self.booked_ms[row] = max(0.0, self.booked(now_ms)[row] - service_ms)
-        self.booked_at_ms[row] = now_ms
-
     def end(self, row: int, blocks: int) -> None:
         """It left the worker."""
         self.num_requests[row] -= 1
         self.own_blocks[row] -= blocks
+
+    def is_free(self) -> npt.NDArray[np.bool_]:
+        """Where nobody has a request, as far as is known. The mean of what is not told stays above
+        0 for seconds."""
+        is_free: npt.NDArray[np.bool_] = (
+            (self.num_requests == 0) & (self.shared_requests == 0) & (self.others_requests < 0.5)
+        )
+        return is_free
 
     def busy(self, now_ms: float) -> Floats:
         """Share of the last 20 s that booked work takes, at most 0.95."""
@@ -135,8 +162,8 @@ class Books:
         return np.asarray(self.booked_ms * np.exp(age_ms / -BUSY_WINDOW_MS))
 
     def active_blocks(self) -> Floats:
-        """Blocks held by requests: the last report and own changes since it."""
-        change = self.own_blocks - self.own_blocks_at_report
+        """Blocks held by requests: the last report and known changes since it."""
+        change = self.own_blocks + self.shared_blocks - self.blocks_at_report
         return np.maximum(0.0, self.reported_blocks + change)
 
     def report(self, row: int, load: Load, now_ms: float) -> None:
@@ -145,10 +172,11 @@ class Books:
         self._take_blocks(row, load.used_blocks.get("gpu"))
         gain = self._gain(row, now_ms)
         self.reported_at_ms[row] = now_ms
-        own_tokens, own_requests = self.prefill_tokens[row], self.num_requests[row]
-        self._blend(self.others_prefill_tokens, row, gain, load.queued_prefill_tokens, own_tokens)
+        known_tokens = self.prefill_tokens[row] + self.shared_tokens[row]
+        known_requests = self.num_requests[row] + self.shared_requests[row]
+        self._blend(self.others_prefill_tokens, row, gain, load.queued_prefill_tokens, known_tokens)
         num_requests = _sum(load.num_active, load.num_queued)
-        self._blend(self.others_requests, row, gain, num_requests, own_requests)
+        self._blend(self.others_requests, row, gain, num_requests, known_requests)
 
     def _take_capacity(self, row: int, total: object) -> None:
         if _is_count(total) and float(total) > 0:
@@ -165,16 +193,16 @@ class Books:
         else:
             self.num_bad_figures += 1
             self.reported_blocks[row] = self._mean_of_rest(self.active_blocks(), row)
-        self.own_blocks_at_report[row] = self.own_blocks[row]
+        self.blocks_at_report[row] = self.own_blocks[row] + self.shared_blocks[row]
 
     def _gain(self, row: int, now_ms: float) -> float:
         elapsed_s = (now_ms - self.reported_at_ms[row]) / 1000.0
         return 1.0 - float((1.0 - OTHERS_GAIN) ** max(0.0, elapsed_s))
 
-    def _blend(self, means: Floats, row: int, gain: float, total: object, own: float) -> None:
-        """Move the running mean of what others have on the worker."""
+    def _blend(self, means: Floats, row: int, gain: float, total: object, known: float) -> None:
+        """Move the running mean of what is on the worker beyond what is known."""
         if _is_count(total):
-            sample = float(total) - own
+            sample = float(total) - known
         else:
             self.num_bad_figures += 1
             sample = self._mean_of_rest(means, row)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from controllers.blind import BlindPlacement, Rows
-from controllers.books import Books
+from controllers.books import Books, Floats
 from controllers.candidates import Candidates
 from controllers.costs import Costs
 from controllers.hubs import Hubs
@@ -51,16 +51,18 @@ class Chooser:
         found: Candidates,
         costs: Costs,
         books: Books,
+        shares: Floats,
         now_ms: float,
     ) -> Choice:
+        """`shares`: of equal workers those with a lower one first."""
         if found.best_blocks == 0 and self._is_blind(table, books, found.rows):
             row = self._blind.choose(query.hashes, found.rows, books.workers, books.num_requests)
             return Choice(row, "stale", is_blind=True)
         idle = _idle(books, now_ms)
-        row = self._cheapest(found.rows, found, costs, books, idle, now_ms)
+        row = self._cheapest(found.rows, found, costs, books, shares, idle, now_ms)
         copy = self._copy_rows(query, table.block_size, found, row, idle)
         if len(copy):
-            row = self._cheapest(copy, found, costs, books, idle, now_ms)
+            row = self._cheapest(copy, found, costs, books, shares, idle, now_ms)
         return Choice(row, _reason(table, found, books, row), len(copy) > 0)
 
     def _is_blind(self, table: TableView, books: Books, rows: Rows) -> bool:
@@ -72,6 +74,7 @@ class Chooser:
         found: Candidates,
         costs: Costs,
         books: Books,
+        shares: Floats,
         idle: Mask,
         now_ms: float,
     ) -> int:
@@ -87,6 +90,7 @@ class Chooser:
             & (ttft_ms[rows] <= SIMILAR_TTFT * ttft_ms[row])
         )
         similar = rows[is_similar]
+        similar = similar[shares[similar] == shares[similar].min()]
         booked = books.booked(now_ms)[similar]
         return self._any(similar[booked <= booked.min()])
 
@@ -107,10 +111,7 @@ class Chooser:
 
 
 def _idle(books: Books, now_ms: float) -> Mask:
-    is_idle: Mask = (
-        (books.num_requests == 0) & (books.others_requests < 0.5) & (books.prefill_end_ms <= now_ms)
-    )
-    return is_idle
+    return books.is_free() & (books.prefill_end_ms <= now_ms)
 
 
 def _reason(table: TableView, found: Candidates, books: Books, row: int) -> str:

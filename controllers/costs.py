@@ -77,7 +77,7 @@ class Loads(NamedTuple):
     """What is on each worker, as requests of one rank see it."""
 
     speed: Floats
-    queued_tokens: Floats  # own, before it
+    queued_tokens: Floats  # own ones before it, with which it may share iterations
     queued_ms: Floats
     num_requests: Floats
     num_decoding: Floats
@@ -106,8 +106,12 @@ def loads_of(
     """By row. What such a request passes at the gates keeps it waiting nowhere."""
     speed, size = books.speed, block_size
     queued = np.maximum(0.0, books.prefill_tokens - passed.own_tokens)
+    known_tokens = books.prefill_tokens + books.shared_tokens
+    passed_tokens = passed.own_tokens + passed.shared_tokens
+    ahead_tokens = np.maximum(0.0, known_tokens - passed_tokens)
+    known_requests = books.num_requests + books.shared_requests
     others_requests = np.maximum(0.0, books.others_requests - passed.others_requests)
-    num_requests = books.num_requests - passed.own_requests + others_requests
+    num_requests = known_requests - passed.own_requests - passed.shared_requests + others_requests
     num_decoding = np.maximum(0.0, num_requests - (queued > 0))
     is_decoding = num_decoding >= 0.5  # a running mean of others' requests is rarely exactly 0
     active = books.active_blocks()
@@ -118,7 +122,7 @@ def loads_of(
     others_tokens = np.maximum(0.0, books.others_prefill_tokens - passed.others_tokens)
     queued_ms, others_ms = model.prefill_ms(np.array([queued, others_tokens]), shared_ms, speed)
     share_ahead = np.where(
-        np.greater(passed.own_tokens, 0.0), queued / np.maximum(1.0, books.prefill_tokens), 1.0
+        np.greater(passed_tokens, 0.0), ahead_tokens / np.maximum(1.0, known_tokens), 1.0
     )
     return Loads(
         speed=speed,

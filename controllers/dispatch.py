@@ -95,7 +95,7 @@ class Dispatcher:
         """When to run at the latest; None: nobody waits."""
         if not len(self._queue):
             return None
-        ends_ms = self._books.prefill_end_ms
+        ends_ms = self._books.own_prefill_end_ms
         coming = ends_ms[ends_ms > now * 1000.0]
         first_s = float(coming.min()) / 1000.0 if len(coming) else math.inf
         return min(max(first_s, now + MIN_PAUSE_S), now + RUN_EVERY_S)
@@ -128,6 +128,7 @@ class _Pass:
         self._prices = placing.ranker.price(queries, found, table.block_size, now)
         self._reserved_ms = np.zeros(len(books))
         self._reserved_blocks = np.zeros(len(books))
+        self._stagger = placing.stagger(now)
 
     def run(self, queue: RouterQueue) -> list[Sent | Refused]:
         order = self._order(queue)
@@ -163,7 +164,7 @@ class _Pass:
             found = self._placing.in_time(query, found, costs, left_ms)
         if self._is_holding(query) and self._is_reserved.all():
             return None
-        choice = self._placing.choose(query, self._table, found, costs, self._now)
+        choice = self._placing.choose(query, self._table, found, costs, self._stagger, self._now)
         if not self._is_holding(query) or self._may_start(query.rank, choice.row, costs):
             started = self._send(query, found, costs, choice)
             if not is_last:
@@ -191,7 +192,8 @@ class _Pass:
         if self._is_reserved[row]:
             return False
         passed = self._placing.ledger.rank_book.passed_by(rank, self._books.workers)
-        return may_start(row, costs, self._books, passed, self._rules.shared_start_tokens)
+        rules, now_ms = self._rules, self._now * 1000.0
+        return may_start(row, costs, self._books, passed, rules.shared_start_tokens, now_ms)
 
     def _reserve(self, query: Query, row: int, costs: Costs) -> None:
         """It waits for this worker: for its time, or only for blocks of its cache."""
@@ -209,12 +211,14 @@ class _Pass:
             query.num_tokens,
             placed.predicted_cached_tokens,
             table.block_size,
-            self._rules.slice_tokens,
+            0 if query.is_whole else self._rules.slice_tokens,
         )
         if piece is not None:
             hashes = query.hashes[: piece // table.block_size]
             query = msgspec.structs.replace(query, num_tokens=piece, hashes=hashes)
             costs = placing.ranker.price([query], [found], table.block_size, now).of(0)
+            service_ms = float(costs.service_ms[choice.row])
+            placed = msgspec.structs.replace(placed, predicted_service_ms=service_ms)
         placing.reserve(query, table, found, costs, choice, now)
         sent = Sent(request_id=query.request_id, placed=placed, num_tokens=piece)
         return _Started(sent, float(costs.uncached_tokens[choice.row]))
@@ -226,18 +230,23 @@ class _Started(NamedTuple):
 
 
 def may_start(
-    row: int, costs: Costs, books: Books, passed: Passed, shared_start_tokens: int
+    row: int,
+    costs: Costs,
+    books: Books,
+    passed: Passed,
+    shared_start_tokens: int,
+    now_ms: float,
 ) -> bool:
-    """Whether this worker can start a request with such costs now: it has room, and nobody of ours
-    waits there for a first token, or only short work. What the request passes at the gate does not
-    keep it waiting."""
+    """Whether this worker can start a request with such costs now: it has room, and none of ours
+    should still wait there for a first token, or only short work. What others have sent the gate
+    puts in order; what the request passes there does not keep it waiting."""
     if costs.room_ms[row] > 0.0 and books.num_requests[row] > 0:
         return False
     num_ahead = (books.num_unstarted - passed.own_requests)[row]
     tokens_ahead = (books.prefill_tokens - passed.own_tokens)[row]
     return bool(
         num_ahead <= 0
-        or costs.backlog_ms[row] <= 0.0
+        or books.own_prefill_end_ms[row] <= now_ms
         or tokens_ahead + costs.uncached_tokens[row] <= shared_start_tokens
     )
 

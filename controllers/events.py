@@ -206,6 +206,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     prompt_hash: str | None = None
     system_tokens: int = 0  # of the system prompt
     history_tokens: int = 0  # of the system prompt and earlier turns
+    num_pieces: int = 0  # of its prompt that were computed before the rest was sent
 
 
 class ScalingDecision(msgspec.Struct, frozen=True, kw_only=True):
@@ -251,17 +252,61 @@ class ScalingDecision(msgspec.Struct, frozen=True, kw_only=True):
     new_predicted_itl_ms: float | None = None
 
 
-class Booking(msgspec.Struct, frozen=True, kw_only=True):
-    """One record of `bookings`: a router sent, saw the first token of, or finished a request."""
+class Booking(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A request on its worker, as it is now: whoever missed what came before needs only this."""
+
+    request_id: str
+    worker: str
+    state: str  # sent, first_token, done
+    prefill_tokens: int  # to compute when it was sent
+    num_blocks: int  # of its prompt
+    rank: int = 0
+    service_ms: float = (
+        0.0  # time booked on the worker; what it took, once that is known to be less
+    )
+
+
+class BookingBatch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One record of `bookings`: the bookings of one router that changed since its last record.
+
+    With `num_parts` it is part `part` of a listing of all its open bookings instead: what is in
+    none of the parts is over. `router` names one start of a router; `seq` counts its records: 0,
+    1, 2 ... `num_open` is how many bookings it has under way.
+    """
 
     schema: int
     ts_ms: int
     router: str
-    worker: str
+    seq: int
+    num_open: int
+    bookings: list[Booking]
+    part: int = 0
+    num_parts: int = 0
+
+
+class PrefixUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One record of `uses`: an ingress sent a request to a worker (again, after a failure), or its
+    request ended. `seq` counts an ingress's records: 0, 1, 2 ...
+
+    `hashes` has the 16 digits of each full block of the prompt, one after the other. Only the
+    first record of a request says what its prompt is.
+    """
+
+    schema: int
+    ts_ms: int
+    router: str
+    seq: int
     request_id: str
-    state: str  # sent, first_token, done
-    prefill_tokens: int
-    num_blocks: int
+    state: str  # sent, done
+    worker: str
+    request_type: str = ""
+    tenant: str = ""
+    num_tokens: int = 0
+    block_size: int = 0
+    hashes: str = ""
+    max_retention_priority: int = 100  # the tenant's
+    is_kept: bool = True  # False: nothing of it will be asked for again
+    num_cached_blocks: int | None = None  # what it found; None: nobody knows
 
 
 def hex_of(block_hash: int) -> str:
@@ -305,6 +350,7 @@ _encoder = msgspec.json.Encoder()
 _batch_decoder = msgspec.json.Decoder(EventBatch)
 _raw_decoder = msgspec.json.Decoder(RawBatch)
 _event_decoder = msgspec.json.Decoder(Event)
+_bookings_decoder = msgspec.json.Decoder(BookingBatch)
 _KNOWN_TYPES = frozenset(cls.__struct_config__.tag for cls in get_args(Event))
 
 
@@ -342,10 +388,29 @@ def _decode_leniently(data: bytes) -> Decoded:
     return Decoded(EventBatch(**header, events=events), len(raw.events) - len(events))
 
 
+def decode_bookings(data: bytes) -> BookingBatch:
+    """Decode and check one bookings record; figures are the reader's to check. Raises EventError
+    that names the path of the fault."""
+    try:
+        batch = _bookings_decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise EventError(f"bookings record: {error}") from error
+    _check_schema(batch.schema)
+    if not batch.router:
+        raise EventError("router is empty")
+    if batch.num_parts < 0 or not 0 <= batch.part < max(1, batch.num_parts):
+        raise EventError(f"part {batch.part} of {batch.num_parts} cannot be")
+    return batch
+
+
+def _check_schema(schema: int) -> None:
+    if schema != SCHEMA:
+        raise EventError(f"schema is {schema}, this program reads {SCHEMA}")
+
+
 def check_batch(batch: EventBatch) -> None:
     """Laws that msgspec's types cannot say. Raises EventError."""
-    if batch.schema != SCHEMA:
-        raise EventError(f"schema is {batch.schema}, this program reads {SCHEMA}")
+    _check_schema(batch.schema)
     if not batch.worker:
         raise EventError("worker is empty")
     if batch.block_size < 1:

@@ -19,18 +19,24 @@ from controllers.waiting import Waiting
 # Prompts of at most this share of a full iteration's tokens may start together: the fixed part of
 # an iteration is then most of what each would cost alone (1,536 of 8,192 tokens, by simulation).
 SHARED_START_SHARE = 0.1875
+# What several routers send in one moment comes within this; an iteration takes several times as
+# long, so that hardly a start is late for the next one.
+GATHER_S = 0.002
 
 
 class GateRules(NamedTuple):
     """`shared_start_tokens`: prefills share a start while at most so many tokens are left to
     prefill, as together they cost little more than the fixed part of an iteration.
-    `quantum_tokens`: credit of a tenant's turn. `max_kept_share`: see `places`."""
+    `quantum_tokens`: credit of a tenant's turn. `max_kept_share`: see `places`. `gather_s`: so long
+    the gate of a busy engine waits for more after the first of several comes, so that what several
+    routers send in the same moment starts in order."""
 
     bounds: Bounds
     shared_start_tokens: int
     max_running: int
     quantum_tokens: int
     max_kept_share: float = 0.0
+    gather_s: float = 0.0
 
 
 class Gate:
@@ -45,6 +51,7 @@ class Gate:
         self._owed_tokens = 0
         self._deadlines: list[tuple[float, str]] = []
         self._rate = StartRate()
+        self._gathers_until = -math.inf
 
     @property
     def num_waiting(self) -> int:
@@ -71,7 +78,7 @@ class Gate:
         """
         if item.request_id in self._running:
             raise ValueError(f"request {item.request_id!r} runs already")
-        now = item.submitted_s
+        now, was_empty = item.submitted_s, not len(self._queue)
         try:
             displaced = self._queue.submit(item)
         except Overloaded as error:
@@ -80,7 +87,13 @@ class Gate:
             self._places.left(victim.rank, False, now)
         self._places.came(item.rank, now)
         self._note_deadline(item)
+        if was_empty and self._running:
+            self._gathers_until = now + self._rules.gather_s
         return displaced
+
+    def gathers_until(self, now: float) -> float | None:
+        """When to call `start` again, if it waits for more to come."""
+        return self._gathers_until if len(self._queue) and now < self._gathers_until else None
 
     def retry_after_s(self, rank: int, now: float) -> float:
         """When there may be room for a request of this rank."""
@@ -136,7 +149,7 @@ class Gate:
         if first is None:
             return None
         num_free = self._places.num_free(first.rank, now)
-        if num_free > 0 and self._may_prefill(first.uncached_tokens):
+        if num_free > 0 and self._may_prefill(first.uncached_tokens, now):
             return first
         hit = self._queue.first_hit()
         if hit is None or hit is first:
@@ -144,7 +157,9 @@ class Gate:
         num_free -= hit.rank != first.rank
         return hit if min(num_free, self._places.num_free(hit.rank, now)) > 0 else None
 
-    def _may_prefill(self, tokens: int) -> bool:
+    def _may_prefill(self, tokens: int, now: float) -> bool:
+        if tokens and self._running and now < self._gathers_until:
+            return False
         left = self._owed_tokens
         return tokens == 0 or left <= 0 or left + tokens <= self._rules.shared_start_tokens
 

@@ -6,6 +6,7 @@ Owns reservations, books, the timing curve and what finished requests were like.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -14,7 +15,8 @@ import numpy as np
 from controllers.books import Books
 from controllers.completions import Completions
 from controllers.cost_model import CostModel
-from controllers.events import Load
+from controllers.events import BookingBatch, Load
+from controllers.other_routers import Changes, OtherRouters
 from controllers.rank_book import RankBook
 
 UNKNOWN_REFERENCE_BLOCKS = 65_536
@@ -40,10 +42,11 @@ class _Reservation:
 
 
 class Ledger:
-    """`num_expired` counts reservations that nobody released."""
+    """`num_expired` counts reservations that nobody released. `router_id`: the own one."""
 
-    def __init__(self, model: CostModel) -> None:
+    def __init__(self, model: CostModel, router_id: str = "") -> None:
         self.model = model
+        self.others = OtherRouters(router_id)
         self.books = Books()
         self.rank_book = RankBook()
         self.completions = Completions()
@@ -65,7 +68,7 @@ class Ledger:
         for worker in gone:
             self.forget(worker)
         for worker, num_blocks in worker_to_blocks.items():
-            row = self.books.add(worker)
+            row = self._row_of(worker)
             if num_blocks > 0:
                 self.books.capacity_blocks[row] = num_blocks
                 self._refer_to(num_blocks)
@@ -75,6 +78,7 @@ class Ledger:
         """The worker is gone, with its reservations."""
         self.books.forget(worker)
         self.rank_book.forget(worker)
+        self.others.forget_worker(worker)
         self.model.forget(worker)
         lost = [i for i, r in self._reservations.items() if r.booking.worker == worker]
         for request_id in lost:
@@ -94,9 +98,21 @@ class Ledger:
             self.model.observe(worker, iteration, self.reference_blocks)
         self.books.speed[row] = self.model.speed(worker)
 
+    def on_bookings(self, batch: BookingBatch, now: float) -> None:
+        """Take in what another router has sent."""
+        self._share(self.others.apply(batch, now), now)
+
+    def sweep_others(self, now: float) -> None:
+        """Forget what routers had that have fallen silent."""
+        self._share(self.others.sweep(now), now)
+
+    def forget_others(self, now: float) -> None:
+        """Nobody tells of other routers any more."""
+        self._share(self.others.sweep(math.inf), now)
+
     def reserve(self, request_id: str, booking: Booking, now: float) -> None:
         """The worker is known and the id is not reserved."""
-        row = self.books.add(booking.worker)
+        row = self._row_of(booking.worker)
         self.books.book(
             row, booking.uncached_tokens, booking.num_blocks, booking.service_ms, now * 1000.0
         )
@@ -150,12 +166,53 @@ class Ledger:
         self.rank_book.book(booking.worker, booking.rank, booking.uncached_tokens, -1)
         unused_ms = booking.service_ms - (now - reservation.booked_at) * 1000.0
         if unused_ms > 0.0:
-            self.books.give_back(row, unused_ms, now * 1000.0)
-        backlog_ms = self._backlog_ms(row) if self.books.num_unstarted[row] > 0 else 0.0
-        self.books.prefill_end_ms[row] = now * 1000.0 + backlog_ms
+            self.books.charge(row, -unused_ms, now * 1000.0)
+        self._estimate_ends(row, now * 1000.0)
 
-    def _backlog_ms(self, row: int) -> float:
+    def _share(self, changes: Changes, now: float) -> None:
+        """New work of others comes after what is there; when a prefill of theirs has ended, the
+        worker's backlog is estimated anew."""
+        now_ms, books = now * 1000.0, self.books
+        for worker, service_ms in changes.items():
+            row = books.row(worker)
+            if row is None:
+                continue
+            tokens = float(books.shared_tokens[row])
+            self._take_totals(row, worker, service_ms, now_ms)
+            if service_ms > 0.0:
+                books.prefill_end_ms[row] = max(books.prefill_end_ms[row], now_ms) + service_ms
+            elif books.shared_tokens[row] < tokens:
+                self._estimate_ends(row, now_ms)
+
+    def _row_of(self, worker: str) -> int:
+        """The worker's row. Others may have work on a new one already."""
+        known = self.books.row(worker)
+        if known is not None:
+            return known
+        row = self.books.add(worker)
+        self._take_totals(row, worker, 0.0, 0.0)
+        return row
+
+    def _take_totals(self, row: int, worker: str, service_ms: float, now_ms: float) -> None:
+        totals = self.others.totals(worker)
+        self.books.share(
+            row, totals.prefill_tokens, totals.num_requests, totals.num_blocks, service_ms, now_ms
+        )
+        self.rank_book.share(worker, self.others.unstarted(worker))
+
+    def _estimate_ends(self, row: int, now_ms: float) -> None:
+        """From everybody's prefill that has not ended, and from the own one."""
+        books = self.books
+        own, shared = float(books.prefill_tokens[row]), float(books.shared_tokens[row])
+        own_ms = self._prefill_ms(row, own)
+        books.own_prefill_end_ms[row] = now_ms + own_ms
+        all_ms = self._prefill_ms(row, own + shared) if shared > 0.0 else own_ms
+        books.prefill_end_ms[row] = now_ms + all_ms
+
+    def _prefill_ms(self, row: int, num_tokens: float) -> float:
+        if num_tokens <= 0.0:
+            return 0.0
         speed = float(self.books.speed[row])
         share = float(self.books.active_blocks()[row]) / self.reference_blocks
         decode_ms = self.model.decode_ms(share, speed)
-        return float(self.model.prefill_ms(float(self.books.prefill_tokens[row]), decode_ms, speed))
+        return float(self.model.prefill_ms(num_tokens, decode_ms, speed))

@@ -23,7 +23,7 @@ from controllers.candidates import Candidates
 from controllers.cost_model import CostModel
 from controllers.costs import Costs
 from controllers.dispatch import Dispatcher, ExcludeOf, rules_of
-from controllers.events import Load
+from controllers.events import BookingBatch, Load
 from controllers.ledger import Ledger
 from controllers.placement_types import Candidate as Candidate
 from controllers.placement_types import Placed as Placed
@@ -44,11 +44,13 @@ class Placement:
         model: CostModel,
         rng: Random,
         max_running: float = math.inf,
+        router_id: str = "",
     ) -> None:
-        """`max_running`: requests that a worker runs together."""
+        """`max_running`: requests that a worker runs together. `router_id`: under which the other
+        routers know this one."""
         self._settings = settings
         self._max_running = max_running
-        self._ledger = Ledger(model)
+        self._ledger = Ledger(model, router_id)
         self._books = self._ledger.books
         self._placing = Placing(self._ledger, settings, rng, max_running)
         rules = rules_of(settings, model.max_batched_tokens, max_running)
@@ -97,6 +99,14 @@ class Placement:
         """A load record as the worker sent it; impossible figures are handled here."""
         self._ledger.report(worker, load, now)
 
+    def on_bookings(self, batch: BookingBatch, now: float) -> None:
+        """What another router has sent, seen the first token of, or finished."""
+        self._ledger.on_bookings(batch, now)
+
+    def forget_others(self, now: float) -> None:
+        """Nobody tells of other routers any more: this one is alone."""
+        self._ledger.forget_others(now)
+
     def choose(
         self, query: Query, table: TableView, now: float, exclude: Collection[str] = ()
     ) -> Placed:
@@ -112,7 +122,7 @@ class Placement:
         found, costs = placing.rank(query, table, now, exclude)
         if query.max_ttft_ms is not None:
             found = placing.in_time(query, found, costs, query.max_ttft_ms)
-        choice = placing.choose(query, table, found, costs, now)
+        choice = placing.choose(query, table, found, costs, placing.stagger(now), now)
         placed = placing.placed(query, table, found, costs, choice)
         placing.reserve(query, table, found, costs, choice, now)
         return placed
@@ -120,9 +130,10 @@ class Placement:
     def explain(self, query: Query, table: TableView, now: float) -> dict[str, Any]:
         """What `choose` would do now, as plain values: the fields of Placed, and `candidates`, a
         list with the fields of Candidate, cheapest first. Reserves nothing. Raises NotReady."""
-        found, costs = self._placing.rank(query, table, now, ())
-        choice = self._placing.choose(query, table, found, costs, now)
-        placed = self._placing.placed(query, table, found, costs, choice)
+        placing = self._placing
+        found, costs = placing.rank(query, table, now, ())
+        choice = placing.choose(query, table, found, costs, placing.stagger(now), now)
+        placed = placing.placed(query, table, found, costs, choice)
         rows = found.rows[np.argsort(costs.cost_ms[found.rows], kind="stable")].tolist()
         busy = self._books.busy(now * 1000.0)
         candidates = [self._candidate(table, found, costs, busy[row], row) for row in rows]
@@ -140,6 +151,7 @@ class Placement:
     def sweep(self, now: float) -> None:
         """End what nobody has released, and predictions of the past. `choose` does it too."""
         self._placing.predictions.sweep(now)
+        self._ledger.sweep_others(now)
         self._ledger.expire(now - self._settings.reservation_ttl_s, now)
 
     def submit(self, query: Query, now: float, since_s: float | None = None) -> None:
@@ -171,7 +183,11 @@ class Placement:
             overlap_blocks=int(found.overlap_blocks[row]),
             predicted_blocks=int(found.cached_blocks[row]),
             is_stale=table.is_stale(worker),
-            num_requests=float(books.num_requests[row] + max(0.0, books.others_requests[row])),
+            num_requests=float(
+                books.num_requests[row]
+                + books.shared_requests[row]
+                + max(0.0, books.others_requests[row])
+            ),
             busy=float(busy),
             backlog_ms=float(costs.backlog_ms[row]),
             start_ms=float(costs.start_ms[row]),

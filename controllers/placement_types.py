@@ -46,6 +46,7 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     max_ttft_ms: float | None = None  # it goes only where its first token is predicted in time
     expected_output_tokens: int | None = None  # None: as many as its request type had on average
     pinned: str | None = None  # worker that takes it as long as it is a candidate
+    is_whole: bool = False  # it goes out in one piece, however long it is
 
 
 class Placed(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,6 +63,7 @@ class Placed(msgspec.Struct, frozen=True, kw_only=True):
     best_cached_tokens: int  # the most that any candidate offered
     predicted_ttft_ms: float
     num_candidates: int
+    predicted_service_ms: float  # of what is sent now: the worker's time
 
 
 class Sent(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,7 +89,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     overlap_blocks: int  # known from events
     predicted_blocks: int  # with those expected of requests sent just now
     is_stale: bool
-    num_requests: float  # own, and the running mean of other routers'
+    num_requests: float  # own, those other routers tell of, the running mean of the rest
     busy: float  # share of the last 20 s booked
     backlog_ms: float
     start_ms: float

@@ -20,6 +20,7 @@ from controllers.ledger import Booking, Ledger
 from controllers.placement_types import Placed, PlacementSettings, Query, TableView
 from controllers.predictions import Predictions
 from controllers.ranking import Ranker
+from controllers.stagger import Stagger, stagger_of
 
 
 class Placing:
@@ -51,6 +52,14 @@ class Placing:
         found = self.ranker.find(query, table, now, exclude)
         return found, self.ranker.price([query], [found], table.block_size, now).of(0)
 
+    def stagger(self, now: float) -> Stagger:
+        """This router's place among the routers."""
+        ledger = self.ledger
+        routers = ledger.others.alive(now)
+        full_ms = float(ledger.model.prefill_ms(ledger.model.max_batched_tokens, 0.0, 1.0))
+        place = routers.index(ledger.others.own_id)
+        return stagger_of(self._books.workers, place, len(routers), full_ms)
+
     def in_time(self, query: Query, found: Candidates, costs: Costs, left_ms: float) -> Candidates:
         """Those that could answer within `left_ms`. Raises Overloaded if there are none.
 
@@ -59,8 +68,7 @@ class Placing:
         """
         books, rows = self._books, found.rows
         ttft_ms = (costs.start_ms + costs.service_ms)[rows]
-        is_idle = (books.num_requests[rows] == 0) & (books.others_requests[rows] < 0.5)
-        in_time = rows[is_idle | (ttft_ms <= left_ms)]
+        in_time = rows[books.is_free()[rows] | (ttft_ms <= left_ms)]
         if not len(in_time):
             earliest_ms = float(ttft_ms.min())
             raise Overloaded(
@@ -71,8 +79,15 @@ class Placing:
         return found._replace(rows=in_time)
 
     def choose(
-        self, query: Query, table: TableView, found: Candidates, costs: Costs, now: float
+        self,
+        query: Query,
+        table: TableView,
+        found: Candidates,
+        costs: Costs,
+        stagger: Stagger,
+        now: float,
     ) -> Choice:
+        """The cheapest one, as `stagger` has it, unless a policy or the request says otherwise."""
         books, rows = self._books, found.rows
         pinned = books.row(query.pinned) if query.pinned is not None else None
         if pinned is not None and pinned in rows:
@@ -83,7 +98,8 @@ class Placing:
             return Choice(pick_round_robin(rows, self._num_placed), "policy")
         if self._settings.policy == "least_requests":
             return Choice(pick_least_requests(rows, books.num_requests, self._rng), "load")
-        return self._chooser.choose(query, table, found, costs, books, now * 1000.0)
+        costs = costs._replace(cost_ms=costs.cost_ms + stagger.cost_ms)
+        return self._chooser.choose(query, table, found, costs, books, stagger.shares, now * 1000.0)
 
     def reserve(
         self,
@@ -123,6 +139,7 @@ class Placing:
             best_cached_tokens=min(query.num_tokens, found.best_blocks * size),
             predicted_ttft_ms=float(costs.start_ms[row] + costs.service_ms[row]),
             num_candidates=len(found.rows),
+            predicted_service_ms=float(costs.service_ms[row]),
         )
 
     def _note_branch(

@@ -1,7 +1,7 @@
 """Work that has not started, by worker and rank: what a request of a better rank will pass.
 
-The router's own exactly; of what others sent a running mean of what the workers' gates report, as
-in `books`. Knows no costs. Times are in ms.
+The router's own and what other routers tell exactly; of the rest a running mean of what the
+workers' gates report, as in `books`. Knows no costs. Times are in ms.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ class Passed(NamedTuple):
 
     own_requests: Floats | float
     own_tokens: Floats | float
+    shared_requests: Floats | float
+    shared_tokens: Floats | float
     others_requests: Floats | float
     others_tokens: Floats | float
 
 
-PASSES_NONE = Passed(0.0, 0.0, 0.0, 0.0)
+PASSES_NONE = Passed(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 class RankBook:
@@ -37,6 +39,7 @@ class RankBook:
 
     def __init__(self) -> None:
         self._own: dict[str, dict[int, Amount]] = defaultdict(dict)
+        self._shared: dict[str, Mapping[int, Amount]] = {}
         self._others: dict[str, dict[int, Amount]] = defaultdict(dict)
         self._reported_at_ms: dict[str, float] = {}
 
@@ -48,8 +51,13 @@ class RankBook:
         if ranks[rank][0] <= 0:
             del ranks[rank]
 
+    def share(self, worker: str, ranks: Mapping[int, Amount]) -> None:
+        """Rank -> what other routers have waiting there now."""
+        self._shared[worker] = dict(ranks)
+
     def forget(self, worker: str) -> None:
         self._own.pop(worker, None)
+        self._shared.pop(worker, None)
         self._others.pop(worker, None)
         self._reported_at_ms.pop(worker, None)
 
@@ -59,13 +67,15 @@ class RankBook:
         self._reported_at_ms[worker] = now_ms
         gain = 1.0 - (1.0 - OTHERS_GAIN) ** max(0.0, (now_ms - before_ms) / 1000.0)
         own, means = self._own[worker], self._others[worker]
+        shared = self._shared.get(worker, {})
         for rank in {*means, *queued}:
             means[rank] = tuple(
-                mean + gain * (max(0.0, total - sent) - mean)
-                for mean, total, sent in zip(
+                mean + gain * (max(0.0, total - sent - told) - mean)
+                for mean, total, sent, told in zip(
                     means.get(rank, NOTHING),
                     queued.get(rank, NOTHING),
                     own.get(rank, NOTHING),
+                    shared.get(rank, NOTHING),
                     strict=True,
                 )
             )
@@ -74,12 +84,12 @@ class RankBook:
         """What waits for worse ranks than this one."""
         if not self._has_worse(rank):
             return PASSES_NONE
-        own = [_worse(self._own.get(worker), rank) for worker in workers]
-        others = [_worse(self._others.get(worker), rank) for worker in workers]
-        return Passed(*np.array(own).T, *np.array(others).T)
+        books = (self._own, self._shared, self._others)
+        amounts = [[_worse(book.get(worker), rank) for worker in workers] for book in books]
+        return Passed(*(column for book in amounts for column in np.array(book).T))
 
     def _has_worse(self, rank: int) -> bool:
-        books = (*self._own.values(), *self._others.values())
+        books = (*self._own.values(), *self._shared.values(), *self._others.values())
         return any(max(ranks, default=rank) > rank for ranks in books)
 
 

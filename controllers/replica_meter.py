@@ -38,6 +38,7 @@ class _Request:
     target: TierTarget
     prefill_ms: float
     arrived_at: float
+    is_piece: bool = False
     first_at: float | None = None
 
 
@@ -61,15 +62,28 @@ class ReplicaMeter:
             self._sums = SlidingSums(settings.window_s)
         self._settings = settings
 
-    def arrived(self, request_id: str, target: TierTarget, uncached: int, now: float) -> None:
-        """A request with this many prompt tokens to compute came to the replica's gate."""
+    def arrived(
+        self,
+        request_id: str,
+        target: TierTarget,
+        uncached: int,
+        now: float,
+        *,
+        waited_s: float = 0.0,
+        is_piece: bool = False,
+    ) -> None:
+        """A request with this many prompt tokens to compute came to the replica's gate.
+
+        `waited_s` before, which is part of its time to first token. A piece of a prompt is work of
+        the request that follows it: neither a request nor anybody's latency.
+        """
         tier = target.tier
         self._targets[tier] = target
         alone_ms = float(self._model.prefill_ms(max(0, uncached), 0.0, 1.0))
-        self._requests[request_id] = _Request(target, alone_ms, now)
+        self._requests[request_id] = _Request(target, alone_ms, now - waited_s, is_piece)
         pace_ms = max(0, uncached) * self._ms_per_token
         for name, amount in (
-            ("requests", 1.0),
+            ("requests", 0.0 if is_piece else 1.0),
             ("pace_ms", pace_ms),
             ("alone_ms", alone_ms),
             ("alone_ms2", alone_ms * alone_ms),
@@ -81,8 +95,8 @@ class ReplicaMeter:
         if request is None or request.first_at is not None:
             return
         request.first_at = now
-        is_missed = (now - request.arrived_at) * 1e3 > request.target.ttft_slo_ms
-        self._note_latency(request, "ttft", is_missed, now)
+        if not request.is_piece:
+            self._note_latency(request, "ttft", _is_late(request, now), now)
 
     def ended(self, request_id: str, num_tokens: int, now: float) -> None:
         """`num_tokens` came for each of its sequences; 0 or 1 tell nothing of the time between."""
@@ -155,7 +169,7 @@ class ReplicaMeter:
             return self._sums.total((name, what), now)
 
         num = total("requests")
-        num_late = sum((now - r.arrived_at) * 1e3 > r.target.ttft_slo_ms for r in waiting)
+        num_late = sum(_is_late(request, now) for request in waiting)
         num_late = 0 if self._is_cold(now) else num_late
         return TierReport(
             rank=target.rank,
@@ -179,3 +193,8 @@ class ReplicaMeter:
 
     def _is_cold(self, at: float) -> bool:
         return at - self._started_at < self._settings.cold_start_s
+
+
+def _is_late(request: _Request, now: float) -> bool:
+    """Its first token comes, or may come, later than its tier promises."""
+    return not request.is_piece and (now - request.arrived_at) * 1e3 > request.target.ttft_slo_ms

@@ -1,144 +1,165 @@
 """What should be kept, and what it would bring, from prompts that were asked for.
 
-Fits the statistics of learned retention to the first half, makes tiers of them, and replays the
-second half under each policy. A proposal is judged only by what it was not made from.
+Fits the statistics of learned retention to the first half in time, makes tiers of them, and replays
+each half, from an empty cache, under each policy. A proposal counts only by what it was not made
+from; what it brings on the first half must hold on the second.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
-from controllers.learned_retention import LearnedRetention
-from controllers.promises import DEFAULT_PROMISE, MAX_RETENTION_PRIORITY, Promise, duration_of
-from controllers.promising import level_of
-from controllers.prompt_use import PromptUse
-from controllers.retention_policy import RetentionPolicy, SpanRule, TypeRule, promise_of
+from controllers.retention_policy import RetentionPolicy
 from controllers.retention_replay import Hits, Learned, Lru, Policy, Prompt, StaticTiers, replay
 from controllers.retention_worker import FIRST_PRICE
-from controllers.survival import last_age_s
+from controllers.tuning_tiers import fit, tiers_of
 
 FLOOR = 0.9  # of the hits of LRU, for every request type
 MIN_GAIN = 0.002  # of the prompts' blocks; a smaller difference is no reason to change anything
 PRESENT, TIERS, LEARNED, LRU = "present", "proposed tiers", "learned", "lru"
-_ALL = ""  # stands for every tenant
+# What a block must be worth depends on how short the cache is.
+PRICES = tuple(FIRST_PRICE * factor for factor in (1, 2, 4, 8))
+
+Asked: TypeAlias = Mapping[str, Sequence[Prompt]]  # by worker
 
 
 class Judged(NamedTuple):
-    """A policy and its hits on the second half. `policy` None: nothing is kept on purpose."""
+    """A policy and its hits on both halves. `policy` None: nothing is kept on purpose.
+
+    `gains` beside the present policy, first half and second, in shares of the prompts' blocks.
+    """
 
     name: str
     policy: RetentionPolicy | None
-    hits: Hits
-    least_of_lru: float  # of the request type that fares worst
+    first: Hits
+    hits: Hits  # on the second half
+    least_of_lru: float  # of the request type that fares worst, second half
+    gains: tuple[float, float]
 
     @property
-    def keeps_floors(self) -> bool:
-        return self.least_of_lru >= FLOOR
+    def holds(self) -> bool:
+        """Better on what it was made from, and still so on what came later, at no type's cost."""
+        return min(self.gains) >= MIN_GAIN and self.least_of_lru >= FLOOR
 
 
 class Proposal(NamedTuple):
-    """`best`: of those that keep the floors; the present one unless another is clearly better."""
+    """`best`: the best on the second half of those that hold; else the present one.
+
+    `unknown_types`: request types that the present policy does not know; it is replayed as if it
+    treated them as its default type.
+    """
 
     judged: list[Judged]
     best: Judged
     num_fitted: int
     num_judged: int
+    unknown_types: list[str]
 
 
 def propose(
-    prompts: Mapping[str, Sequence[Prompt]],
-    num_blocks_of: Mapping[str, int],
-    block_size: int,
-    present: RetentionPolicy,
+    prompts: Asked, num_blocks_of: Mapping[str, int], block_size: int, present: RetentionPolicy
 ) -> Proposal:
     """`prompts` and `num_blocks_of` by worker."""
-    halves = {w: (list(p[: len(p) // 2]), list(p[len(p) // 2 :])) for w, p in prompts.items()}
-    past = sorted((p for first, _ in halves.values() for p in first), key=lambda p: p.at_s)
-    tiers = tiers_of(past, block_size, present)
-    policies = {
+    unknown = {p.request_type for each in prompts.values() for p in each} - set(
+        present.request_types
+    )
+    present = _with_types(present, unknown)
+    first, second = _halves(prompts)
+    past = sorted((p for each in first.values() for p in each), key=lambda p: p.at_s)
+    judge = _Judge(num_blocks_of, block_size)
+    policies: dict[str, RetentionPolicy | None] = {
+        LRU: None,
         PRESENT: present,
-        TIERS: tiers,
+        TIERS: _tiers(judge, first, past, present),
         LEARNED: msgspec.structs.replace(present, policy="learned"),
     }
+    # What learns has seen nothing when the record begins, and the first half when it goes on.
+    before = {name: judge.hits(first, policy) for name, policy in policies.items()}
+    after = {name: judge.hits(second, policy, past) for name, policy in policies.items()}
+    judged = [
+        Judged(
+            name=name,
+            policy=policy,
+            first=before[name],
+            hits=after[name],
+            least_of_lru=_least(after[name], after[LRU]),
+            gains=(
+                before[name].rate - before[PRESENT].rate,
+                after[name].rate - after[PRESENT].rate,
+            ),
+        )
+        for name, policy in policies.items()
+    ]
+    num_judged = sum(map(len, second.values()))
+    return Proposal(judged, _best(judged), len(past), num_judged, sorted(unknown))
 
-    def judge(policy: RetentionPolicy | None) -> Hits:
+
+class _Judge:
+    """Replays each worker's prompts as they were routed."""
+
+    def __init__(self, num_blocks_of: Mapping[str, int], block_size: int) -> None:
+        self.block_size = block_size
+        self._num_blocks_of = num_blocks_of
+
+    def hits(
+        self, asked: Asked, policy: RetentionPolicy | None, seen: Sequence[Prompt] = ()
+    ) -> Hits:
+        """From empty caches; `seen` has taught what learns."""
         hits = Hits(Counter(), Counter())
-        for worker, (_, second) in halves.items():
-            num_blocks = num_blocks_of[worker]
-            made = _made(policy, past, block_size, num_blocks)
-            part = replay(second, made, num_blocks, block_size)
+        for worker, prompts in asked.items():
+            num_blocks = self._num_blocks_of[worker]
+            made = self._made(policy, seen, num_blocks)
+            part = replay(prompts, made, num_blocks, self.block_size)
             hits.asked.update(part.asked)
             hits.hit.update(part.hit)
         return hits
 
-    lru = judge(None)
-    judged = [Judged(LRU, None, lru, 1.0)]
-    for name, policy in policies.items():
-        hits = judge(policy)
-        judged.append(Judged(name, policy, hits, _least(hits, lru)))
-    return Proposal(judged, _best(judged), len(past), sum(len(b) for _, b in halves.values()))
+    def _made(
+        self, policy: RetentionPolicy | None, seen: Sequence[Prompt], num_blocks: int
+    ) -> Policy:
+        if policy is None:
+            return Lru()
+        if policy.policy == "static":
+            return StaticTiers(policy, self.block_size)
+        learned = Learned(policy, self.block_size, num_blocks)
+        learned.watch(seen)
+        return learned
 
 
-def tiers_of(past: Sequence[Prompt], block_size: int, present: RetentionPolicy) -> RetentionPolicy:
-    """Static tiers that come nearest to what was learned. Types that were not seen, system prompts
-    and types of which nothing is kept stay as they are."""
-    learned = LearnedRetention()
-    for prompt in past:
-        hashes = prompt.full_hashes(block_size)
-        use = PromptUse(hashes, prompt.spans.num_tokens, block_size, prompt.request_type, _ALL)
-        learned.fit_if_due(prompt.at_s)
-        learned.finished(learned.use(use, prompt.at_s), None, prompt.at_s)
-    learned.survival.fit(past[-1].at_s if past else 0.0)
-    seen = {prompt.request_type for prompt in past}
-    rules = {
-        name: _rule(learned, name, rule)
-        if name in seen and rule.current.retention_priority != 0
-        else rule
-        for name, rule in present.request_types.items()
-    }
-    return msgspec.structs.replace(present, policy="static", request_types=rules)
+def _with_types(policy: RetentionPolicy, names: set[str]) -> RetentionPolicy:
+    rule = policy.request_types[policy.default_request_type]
+    types = {**policy.request_types, **dict.fromkeys(sorted(names), rule)}
+    return msgspec.structs.replace(policy, request_types=types)
 
 
-def _rule(learned: LearnedRetention, request_type: str, rule: TypeRule) -> TypeRule:
-    """History is what was used before, the current turn what was not."""
-    system = promise_of(rule.system, MAX_RETENTION_PRIORITY) or Promise(100, float("inf"))
-    current = _promise(learned, request_type, _ALL, 1)
-    history = _promise(learned, request_type, _ALL).join(current).meet(system)
-    current = current.meet(history)
-    decode = promise_of(rule.decode, MAX_RETENTION_PRIORITY) or DEFAULT_PROMISE
-    reply = current if decode.retention_priority >= current.retention_priority else decode
-    if rule.system.retention_priority is None:  # left alone, which counts as 35
-        history, current, reply = (p.meet(DEFAULT_PROMISE) for p in (history, current, reply))
-    return TypeRule(
-        system=rule.system, history=_span(history), current=_span(current), decode=_span(reply)
+def _halves(prompts: Asked) -> tuple[Asked, Asked]:
+    """One cut in time for all workers, or what is to come would be known of others."""
+    in_time = sorted(
+        ((p, worker) for worker, each in prompts.items() for p in each), key=lambda e: e[0].at_s
     )
+    halves: tuple[dict[str, list[Prompt]], dict[str, list[Prompt]]] = ({}, {})
+    for number, (prompt, worker) in enumerate(in_time):
+        half = halves[number >= len(in_time) // 2]
+        half.setdefault(worker, []).append(prompt)
+    return halves
 
 
-def _promise(learned: LearnedRetention, *path: str | int) -> Promise:
-    survival = learned.survival
-    class_id = survival.class_of(*path)
-    worth = survival.index[class_id][0]
-    return Promise(level_of(worth), last_age_s(survival.reach[class_id], min(FIRST_PRICE, worth)))
+def _tiers(
+    judge: _Judge, first: Asked, past: Sequence[Prompt], present: RetentionPolicy
+) -> RetentionPolicy:
+    """For the price that is best on what they are made from; first come those that keep floors."""
+    survival, seen = fit(past, judge.block_size), {prompt.request_type for prompt in past}
+    lru = judge.hits(first, None)
 
+    def score(tiers: RetentionPolicy) -> tuple[bool, float]:
+        hits = judge.hits(first, tiers)
+        return _least(hits, lru) >= FLOOR, hits.rate
 
-def _span(promise: Promise) -> SpanRule:
-    return SpanRule(promise.retention_priority, duration_of(Promise.of(*promise)))
-
-
-def _made(
-    policy: RetentionPolicy | None, past: Sequence[Prompt], block_size: int, num_blocks: int
-) -> Policy:
-    if policy is None:
-        return Lru()
-    if policy.policy == "static":
-        return StaticTiers(policy, block_size)
-    learned = Learned(policy, block_size, num_blocks)
-    learned.watch(past)
-    return learned
+    return max((tiers_of(survival, seen, present, price) for price in PRICES), key=score)
 
 
 def _least(hits: Hits, lru: Hits) -> float:
@@ -148,7 +169,5 @@ def _least(hits: Hits, lru: Hits) -> float:
 
 def _best(judged: Sequence[Judged]) -> Judged:
     present = next(each for each in judged if each.name == PRESENT)
-    rate: Callable[[Judged], float] = lambda each: each.hits.rate  # noqa: E731
-    others = [each for each in judged if each.policy is not None and each.keeps_floors]
-    best = max(others, key=rate, default=present)
-    return best if best.hits.rate >= present.hits.rate + MIN_GAIN else present
+    holding = [each for each in judged if each.policy is not None and each.holds]
+    return max(holding, key=lambda each: each.hits.rate, default=present)

@@ -24,6 +24,8 @@ class Record:
     num_blocks_of: dict[str, int] = field(default_factory=dict)  # worker -> blocks on the gpu
     num_decisions: int = 0
     num_unknown: int = 0
+    num_asked_blocks: int = 0  # of the decisions that are known
+    num_cached_blocks: int = 0  # of those, what their workers found
     _before: dict[int, int | None] = field(default_factory=dict)
     _decisions: list[Decision] = field(default_factory=list)
 
@@ -42,6 +44,11 @@ class Record:
             elif isinstance(event, WorkerUp):
                 self.num_blocks_of[batch.worker] = event.num_blocks.get("gpu", 0)
 
+    @property
+    def measured_hit_rate(self) -> float:
+        """Of the prompts that `prompts` found last, 0-1."""
+        return self.num_cached_blocks / max(1, self.num_asked_blocks)
+
     def add_decision(self, decision: Decision) -> None:
         self.num_decisions += 1
         self._decisions.append(decision)
@@ -49,12 +56,14 @@ class Record:
     def prompts(self) -> dict[str, list[Prompt]]:
         """By worker, in the order of their arrival."""
         found: dict[str, list[Prompt]] = {}
-        self.num_unknown = 0
+        self.num_unknown = self.num_asked_blocks = self.num_cached_blocks = 0
         for decision in sorted(self._decisions, key=_came_ms):
             hashes = self._path(decision)
             if hashes is None or decision.worker not in self.num_blocks_of:
                 self.num_unknown += 1
                 continue
+            self.num_asked_blocks += len(hashes)
+            self.num_cached_blocks += decision.cached_tokens // self.block_size
             spans = Spans(decision.system_tokens, decision.history_tokens, decision.prompt_tokens)
             prompt = Prompt(
                 _came_ms(decision) / 1e3, decision.request_type, decision.tenant, hashes, spans

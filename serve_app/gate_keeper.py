@@ -57,13 +57,15 @@ class Ticket:
 
 
 class GateKeeper:
-    """`bounds`: what may wait; more is refused. `max_kept_share`: see `controllers.places`."""
+    """`bounds`: what may wait; more is refused. `max_kept_share`: see `controllers.places`;
+    `gather_s`: see `controllers.gate`."""
 
     def __init__(
         self,
         info: ExecutorInfo,
         bounds: Bounds,
         max_kept_share: float = 0.0,
+        gather_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._gate = Gate(
@@ -73,10 +75,12 @@ class GateKeeper:
                 max_running=info.max_batch_size,
                 quantum_tokens=info.max_batched_tokens,
                 max_kept_share=max_kept_share,
+                gather_s=gather_s,
             )
         )
         self._clock = clock
         self._turns: dict[str, asyncio.Future[None]] = {}  # of those that wait
+        self._gathering: asyncio.TimerHandle | None = None
 
     def waiting(self) -> tuple[int, int]:
         """Requests that wait, and their uncached tokens. Any thread."""
@@ -143,6 +147,17 @@ class GateKeeper:
             turn = self._turns.pop(item.request_id)
             if not turn.done():  # else cancelled just now: its own end comes, and pumps again
                 turn.set_result(None)
+        self._pump_when_gathered(now)
+
+    def _pump_when_gathered(self, now: float) -> None:
+        until = self._gate.gathers_until(now)
+        if until is not None and self._gathering is None:
+            loop = asyncio.get_running_loop()
+            self._gathering = loop.call_later(until - now + TIMER_SLACK_S, self._gathered)
+
+    def _gathered(self) -> None:
+        self._gathering = None
+        self._pump()
 
     def _refuse_all(self, items: list[Waiting], why: str) -> None:
         now = self._clock()

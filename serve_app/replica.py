@@ -19,6 +19,7 @@ from controllers.blocks import HASH_SCHEME
 from controllers.errors import CachelaneError, ExecutorDead, ExecutorError
 from controllers.events import Event, Load, WorkerUp
 from controllers.fair_queue import Bounds
+from controllers.gate import GATHER_S
 from infra.event_bus import KafkaBus
 from infra.event_bus_base import Topics
 from infra.event_publisher import EventPublisher, WorkerIdentity
@@ -80,6 +81,7 @@ class ExecutorReplica:
             self._executor.info,
             Bounds(options.max_waiting_requests, options.max_waiting_tokens),
             options.max_kept_share,
+            GATHER_S if self._settings.http.num_ingress > 1 else 0.0,
         )
         self._replica = serve.get_replica_context().replica_id.unique_id
         bus = KafkaBus(self._settings.kafka)

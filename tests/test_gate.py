@@ -250,3 +250,20 @@ def test_every_request_is_started_cancelled_or_refused_exactly_once() -> None:
         g.leave(who, 40.0)
     assert (g.num_waiting, g.num_running, g.waiting_tokens, g.waiting_by_rank()) == (0, 0, 0, {})
     assert (g._owed, g._owed_tokens, g._places.num_free(0, 40.0)) == ({}, 0, 6)
+
+
+def test_a_busy_gate_gathers_what_comes_in_one_moment() -> None:
+    g = Gate(GateRules(Bounds(100), 1536, 100, 8192, gather_s=0.002))
+    submit(g, "alone", 4000)
+    assert start(g) == ["alone"]  # an idle engine starts at once
+    g.prefill_ended("alone")
+    submit(g, "long", 5000, 1.0)
+    submit(g, "hit", 0, 1.0)
+    assert start(g, 1.0) == ["hit"]
+    assert g.gathers_until(1.0) == 1.002
+    submit(g, "short", 3000, 1.001)
+    assert start(g, 1.001) == []
+    assert start(g, 1.002) == ["short"]
+    assert g.gathers_until(1.002) is None
+    g.prefill_ended("short")
+    assert start(g, 1.003) == ["long"]

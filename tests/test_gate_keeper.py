@@ -218,3 +218,27 @@ async def test_turned_away_is_who_waits_and_nobody_else() -> None:
     assert rig.started == ["a", "d"]
     await rig.step("d", "end")
     assert (rig.keeper.waiting(), rig.keeper.num_running()) == ((0, 0), 0)
+
+
+async def test_what_several_routers_send_at_once_starts_in_order() -> None:
+    keeper = GateKeeper(INFO, Bounds(10), gather_s=0.05)
+    order: list[str] = []
+    done = asyncio.Event()
+
+    async def run(request_id: str, uncached: int) -> None:
+        async with keeper.admit(request_id, uncached) as ticket:
+            order.append(request_id)
+            ticket.on_chunk(TokenChunk(token_ids=(1,)))
+            await done.wait()
+
+    tasks = [asyncio.ensure_future(run("first", 4000))]
+    await settle()
+    tasks += [asyncio.ensure_future(run(name, num)) for name, num in (("b", 5000), ("a", 3000))]
+    await settle()
+    assert order == ["first"]
+    while len(order) < 3:
+        await asyncio.sleep(0.01)
+    assert order == ["first", "a", "b"]
+    done.set()
+    await asyncio.gather(*tasks)
+    assert keeper.num_running() == 0

@@ -66,6 +66,7 @@ def test_the_worker_with_the_prefix_takes_the_next_turn() -> None:
         best_cached_tokens=100 * BLOCK,
         predicted_ttft_ms=pytest.approx(10.0 + 200.0 * 103 / 8192),
         num_candidates=4,
+        predicted_service_ms=pytest.approx(10.0 + 200.0 * 103 / 8192),
     )
 
 
@@ -383,6 +384,7 @@ def test_explaining_reserves_nothing_and_says_what_choosing_does() -> None:
         "best_cached_tokens": placed.best_cached_tokens,
         "predicted_ttft_ms": placed.predicted_ttft_ms,
         "num_candidates": placed.num_candidates,
+        "predicted_service_ms": placed.predicted_service_ms,
     }
     assert candidates[0] == {
         "worker": "r1-0",

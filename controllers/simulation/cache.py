@@ -94,6 +94,11 @@ class Cache:
                 high = middle
         return low
 
+    def has_room(self, ask: Ask) -> bool:
+        """Whether it fits beside what live requests hold."""
+        num_new = sum(ask.sizes[self.num_in_use(ask.keys) :]) + ask.num_more
+        return self.num_used_blocks + num_new <= self.shape.num_gpu_blocks
+
     def admit(self, ask: Ask, now: float) -> Held:
         """Use what is cached and make room for the rest."""
         self._store.expire(now)

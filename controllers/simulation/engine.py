@@ -5,8 +5,9 @@ gate or log: the fleet tells it when an iteration is over. Times are in ms.
 
 1. An iteration computes at most `max_batched_tokens`: one for each sequence that decodes, the rest
    prompts in the order of their coming.
-2. Input and output blocks are reserved at admission, so running work is never evicted. A request
-   that would not fit waits, and those behind it; alone in the engine it runs whatever it needs.
+2. Input and output blocks are reserved at admission, shared ones once, so running work is never
+   evicted. A request that would not fit waits, and those behind it; alone in the engine it runs
+   whatever it needs.
 3. A full hit needs no prefill: it has its first token after one step of decoding.
 4. Equal decode iterations in a row are one event, cut short when a request comes.
 """
@@ -27,7 +28,7 @@ from controllers.simulation.timing import TimingCurve
 
 class EngineShape(NamedTuple):
     """`slowness`: how many times longer everything takes. `reference_blocks`: what the timing
-    curve's share of blocks is a share of."""
+    curve's share of blocks is a share of. `gather_s`: see `gate`."""
 
     cache: CacheShape
     curve: TimingCurve
@@ -37,6 +38,7 @@ class EngineShape(NamedTuple):
     max_sequences: int = 256
     slowness: float = 1.0
     onboard_ms_per_block: float = 0.2
+    gather_s: float = 0.0
 
 
 class Job:
@@ -47,7 +49,6 @@ class Job:
         "held",
         "index",
         "is_piece",
-        "num_reserved",
         "num_tokens",
         "output_tokens",
         "tokens_left",
@@ -62,7 +63,6 @@ class Job:
         self.output_tokens = output_tokens
         self.ask = ask
         self.held: Held | None = None
-        self.num_reserved = 0
         self.tokens_left = num_tokens
 
 
@@ -87,7 +87,6 @@ class Engine:
         self._decoding: list[tuple[int, int, Job]] = []  # heap by iteration of the last token
         self._hits: list[Job] = []
         self._pieces: list[tuple[Job, int]] = []
-        self._num_reserved = 0
         self._num_iterations = 0
         self._num_in_run = 1  # equal iterations until end_ms
         self._start_ms = 0.0
@@ -161,7 +160,6 @@ class Engine:
                 self._decode(job)
         for job in done:
             assert job.held is not None
-            self._num_reserved -= job.num_reserved
             self.cache.release(job.held, now_s)
         return Ended(first, done)
 
@@ -197,15 +195,12 @@ class Engine:
         return num_onboarded
 
     def _admit(self, job: Job, now: float) -> bool:
-        size = self.shape.block_size
-        need = -(-(job.num_tokens + job.output_tokens) // size)
         is_alone = not (self._decoding or self._prefilling)
-        if self._num_reserved + need > self.shape.cache.num_gpu_blocks and not is_alone:
+        if not is_alone and not self.cache.has_room(job.ask):
             return False
-        self._num_reserved += need
-        job.num_reserved = need
         job.held = self.cache.admit(job.ask, now / 1000.0)
-        job.tokens_left = max(0, job.num_tokens - job.held.num_hit_blocks * size)
+        num_hit = job.held.num_hit_blocks * self.shape.block_size
+        job.tokens_left = max(0, job.num_tokens - num_hit)
         return True
 
     def _length_of_run(self) -> int:

@@ -50,5 +50,6 @@ class Engines:
             max_batched_tokens=settings.max_batched_tokens,
             max_sequences=settings.max_sequences,
             slowness=settings.slowness.get(index, 1.0),
+            gather_s=settings.gather_s if settings.num_routers > 1 else 0.0,
             onboard_ms_per_block=settings.routing.host_onboard_ms_per_block,
         )

@@ -18,14 +18,16 @@ from controllers.errors import SettingsError
 from controllers.events import Load
 from controllers.routing_table import RoutingTable
 from controllers.simulation.asks import Asks
+from controllers.simulation.booking_bus import BookingBus
 from controllers.simulation.engine import Job
 from controllers.simulation.engines import Engines
 from controllers.simulation.event_log import EventLog
+from controllers.simulation.own_router import CachelaneRouter
 from controllers.simulation.peers import formula_of
 from controllers.simulation.prompt_blocks import PrefixTable
 from controllers.simulation.records import Records
 from controllers.simulation.result import Run
-from controllers.simulation.routers import CachelaneRouter, PeerRouter, Router, Sent
+from controllers.simulation.routers import PeerRouter, Router, Sent
 from controllers.simulation.settings import FleetSettings
 from controllers.simulation.trace import TRACE_BLOCK, Trace, arrivals_ms
 from controllers.simulation.worker import Worker
@@ -42,6 +44,7 @@ class Kind(IntEnum):
     SNAPSHOT = 4
     LOAD = 5
     WAKE = 6
+    GATHERED = 7
 
 
 class Fleet:
@@ -60,7 +63,9 @@ class Fleet:
         self._table = PrefixTable(table, trace.block_size)
         self._engines = Engines(trace, settings, has_gate=router == OWN_ROUTER)
         self._workers = self._engines.workers
-        self._routers = [self._router(router) for _ in range(settings.num_routers)]
+        self._bus = BookingBus(settings.booking_lag_s * 1e3, settings.shares_bookings)
+        self._routers = [self._router(router, i) for i in range(settings.num_routers)]
+        self._bus.listeners = [own.on_bookings for own in self._routers]
         self._log = EventLog(
             table,
             settings.event_lag_s * 1e3,
@@ -87,21 +92,23 @@ class Fleet:
             self._snapshot,
             self._tell_load,
             self._decide,
+            self._wake_worker,
         )
         next_told = PROGRESS_EVERY
         while not self._records.is_complete:
             self._now, kind, _, argument = heapq.heappop(self._agenda)
             self._log.deliver(self._now)
+            self._bus.deliver(self._now)
             handlers[kind](argument)
             if self._records.num_done >= next_told:
                 on_progress(self._records.num_done)
                 next_told = self._records.num_done + PROGRESS_EVERY
         return self._records.run(self._engines.sums(), self._log.num_lost, self._log.num_stale)
 
-    def _router(self, name: str) -> Router:
+    def _router(self, name: str, index: int) -> Router:
         settings, per = self._settings, self._trace.blocks_per_trace_block
         if name == OWN_ROUTER:
-            return CachelaneRouter(settings, self._table, self._rng, per)
+            return CachelaneRouter(index, settings, self._table, self._rng, self._bus, per)
         predicts = settings.event_lag_s > 0 or settings.event_loss > 0
         return PeerRouter(formula_of(name), self._table, self._engines, self._rng, per, predicts)
 
@@ -158,12 +165,16 @@ class Fleet:
             return
         reached = {self._send(sent) for sent in router.decide(now)}
         for at in sorted(reached - {ended}):
-            self._workers[at].wake(now)
-            self._follow(self._workers[at], at)
+            self._wake_worker(at)
         wake_ms = router.wake_ms(now)
         if math.isfinite(wake_ms) and not now < self._wakes_ms[index] <= wake_ms:
             self._wakes_ms[index] = wake_ms
             self._note(wake_ms, Kind.WAKE, index)
+
+    def _wake_worker(self, at: int) -> None:
+        worker = self._workers[at]
+        worker.wake(self._now)
+        self._follow(worker, at)
 
     def _send(self, sent: Sent) -> int:
         """Returns the index of the worker."""
@@ -212,11 +223,18 @@ class Fleet:
         if end_ms != worker.noted_ms and math.isfinite(end_ms):
             self._note(end_ms, Kind.ITERATION, at)
         worker.noted_ms = end_ms
+        gathers_until = worker.gathers_until(self._now)
+        if self._now < gathers_until < math.inf and gathers_until != worker.gathers_noted_ms:
+            worker.gathers_noted_ms = gathers_until
+            self._note(gathers_until, Kind.GATHERED, at)
         for record in worker.records(self._now):
             self._log.publish(record, self._now)
 
     def _tell_load(self, at: int) -> None:
         worker = self._workers[at]
+        if not at:
+            for router in self._routers:
+                router.beat(self._now)
         if worker.is_up:
             self._log.publish(worker.log.batch([worker.load()], self._now), self._now)
         self._note(self._now + 1e3 * self._settings.load_interval_s, Kind.LOAD, at)

@@ -1,4 +1,4 @@
-"""Who decides in a simulated fleet: Placement of production, or the formula of a peer.
+"""What a router of a simulated fleet is, and one that follows the formula of a peer.
 
 A router knows the table, load records and what it sent itself. The fleet tells it first tokens and
 ends at once. Times are in ms.
@@ -11,15 +11,10 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import NamedTuple, Protocol
 
-from controllers import placement
-from controllers.cost_model import CostModel
-from controllers.events import Load
-from controllers.placement import Placement
-from controllers.placement_types import Query
+from controllers.events import BookingBatch, Load
 from controllers.predictions import Predictions
 from controllers.simulation.peers import Formula, Sight
 from controllers.simulation.prompt_blocks import PrefixTable, PromptBlocks
-from controllers.simulation.settings import FleetSettings
 from controllers.simulation.trace import Request
 
 PEER_PREDICTIONS_S = 5.0  # as Dynamo's --router-predicted-ttl-secs
@@ -64,6 +59,14 @@ class Router(Protocol):
 
     def on_load(self, worker: str, load: Load, now: float) -> None: ...
 
+    def on_bookings(self, batch: BookingBatch, now: float) -> None:
+        """Another router has told what it sent."""
+        ...
+
+    def beat(self, now: float) -> None:
+        """Called once in a while: say that it is there, if anybody wants to know."""
+        ...
+
 
 class EngineView(Protocol):
     """What peers know of engines without asking the log."""
@@ -75,64 +78,6 @@ class EngineView(Protocol):
     def used_share(self, worker: str) -> float:
         """Of the worker's blocks, in use by running requests."""
         ...
-
-
-class CachelaneRouter:
-    """Placement as a router of production has it."""
-
-    needs_loads = True
-
-    def __init__(self, settings: FleetSettings, table: PrefixTable, rng: Random, per: int) -> None:
-        self._table = table
-        self._per = per
-        self._since_s: dict[int, float] = {}  # when requests under way came
-        self._num_tokens: dict[str, int] = {}
-        self._placement = Placement(
-            settings.routing,
-            CostModel(settings.max_batched_tokens),
-            rng,
-            max_running=settings.max_sequences,
-        )
-
-    def set_workers(self, worker_to_blocks: Mapping[str, int]) -> None:
-        self._placement.set_workers(worker_to_blocks)
-
-    def submit(self, request: Request, now: float) -> None:
-        query = Query(
-            request_id=str(request.number),
-            hashes=PromptBlocks(request.trace_blocks, request.num_blocks, self._per),
-            num_tokens=request.num_tokens,
-            request_type=request.request_type,
-        )
-        since_s = self._since_s.setdefault(request.number, now / 1000.0)
-        self._num_tokens[query.request_id] = request.num_tokens
-        self._placement.submit(query, now / 1000.0, since_s)
-
-    def decide(self, now: float) -> list[Sent]:
-        return [self._sent(result) for result in self._placement.run(self._table, now / 1000.0)]
-
-    def wake_ms(self, now: float) -> float:
-        wake_s = self._placement.wake_s(now / 1000.0)
-        return math.inf if wake_s is None else 1000.0 * wake_s
-
-    def _sent(self, result: placement.Sent | placement.Refused) -> Sent:
-        assert isinstance(result, placement.Sent), "there is a worker, and any time is in time"
-        request_id, placed = result.request_id, result.placed
-        num_tokens = result.num_tokens or self._num_tokens[request_id]
-        uncached = max(0, num_tokens - placed.predicted_cached_tokens)
-        return Sent(int(request_id), placed.worker, uncached, result.num_tokens)
-
-    def first_token(self, request: Request, now: float) -> None:
-        self._placement.first_token(str(request.number), now / 1000.0)
-
-    def release(self, request: Request, now: float, output_tokens: int) -> None:
-        if output_tokens:
-            self._since_s.pop(request.number, None)
-            self._num_tokens.pop(str(request.number), None)
-        self._placement.release(str(request.number), now / 1000.0, output_tokens)
-
-    def on_load(self, worker: str, load: Load, now: float) -> None:
-        self._placement.on_load(worker, load, now / 1000.0)
 
 
 class _Booking(NamedTuple):
@@ -226,6 +171,12 @@ class PeerRouter:
             book.prompt_blocks -= booking.num_blocks
 
     def on_load(self, worker: str, load: Load, now: float) -> None:
+        pass
+
+    def on_bookings(self, batch: BookingBatch, now: float) -> None:
+        pass
+
+    def beat(self, now: float) -> None:
         pass
 
     def _book(self, request: Request, worker: str, uncached_tokens: int) -> None:

@@ -7,6 +7,7 @@ import math
 import msgspec
 
 from controllers.errors import SettingsError
+from controllers.gate import GATHER_S
 from controllers.placement_types import PlacementSettings
 from controllers.retention import RetentionPolicy
 from controllers.simulation.timing import DYNAMO_MOCKER, TimingCurve
@@ -21,7 +22,10 @@ class Outage(msgspec.Struct, frozen=True):
 
 
 class FleetSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """`retention` None: requests say nothing of what to keep, so the caches are plain LRU.
+    """`shares_bookings`: routers of ours tell each other what they send. `gather_s`: of
+    workers' gates, with several routers.
+
+    `retention` None: requests say nothing of what to keep, so the caches are plain LRU.
 
     `slowness` and `blocks_of` are by worker index; others are as `num_blocks` says, at speed 1.
     """
@@ -33,6 +37,9 @@ class FleetSettings(msgspec.Struct, frozen=True, kw_only=True):
     jitter: float = 0.01
     seed: int = 0
     num_routers: int = 1
+    booking_lag_s: float = 0.02
+    shares_bookings: bool = True
+    gather_s: float = GATHER_S
     max_batched_tokens: int = 8192
     max_sequences: int = 256
     event_lag_s: float = 0.0
@@ -52,7 +59,7 @@ class FleetSettings(msgspec.Struct, frozen=True, kw_only=True):
             "max_sequences", "load_interval_s",
         ):  # fmt: skip
             _require(name, getattr(self, name), 0.0, is_open=True)
-        for name in ("num_host_blocks", "event_lag_s", "seed"):
+        for name in ("num_host_blocks", "event_lag_s", "booking_lag_s", "gather_s", "seed"):
             _require(name, getattr(self, name), 0.0)
         for name in ("event_loss", "jitter"):
             value = getattr(self, name)

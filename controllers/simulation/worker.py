@@ -31,6 +31,7 @@ class Worker:
         self.name = name
         self.is_up = True
         self.noted_ms = math.inf  # end of an iteration that the fleet has noted
+        self.gathers_noted_ms = math.inf
         self.log = WorkerLog(name, shape.cache)
         self.here: dict[int, Job] = {}
         self._before = Sums(0.0, 0, 0, 0)  # of engines before the present one
@@ -46,6 +47,7 @@ class Worker:
             shared_start_tokens=int(SHARED_START_SHARE * shape.max_batched_tokens),
             max_running=shape.max_sequences,
             quantum_tokens=shape.max_batched_tokens,
+            gather_s=shape.gather_s,
         )
         self._gate = Gate(rules) if self._has_gate else None
 
@@ -60,9 +62,15 @@ class Worker:
             self._gate.submit(Waiting(str(job.index), uncached_tokens, now / 1000.0))
 
     def wake(self, now: float) -> None:
-        """After `submit`, between two ends of iterations."""
+        """After `submit`, or at `gathers_until`, between two ends of iterations."""
         self._start_next(now)
-        self.engine.wake(now)
+        if self.engine.waiting:
+            self.engine.wake(now)
+
+    def gathers_until(self, now: float) -> float:
+        """When to `wake` it in any case; inf: when something happens."""
+        until_s = None if self._gate is None else self._gate.gathers_until(now / 1000.0)
+        return math.inf if until_s is None else 1000.0 * until_s
 
     def finish(self, now: float) -> Ended:
         """The running iteration ends. `go_on` must follow."""

@@ -1,0 +1,45 @@
+"""Keeps several routers from the same choice in the same moment.
+
+Routers that see the same state would all send to the worker that looks best, and learn of each
+other a moment later. So each looks at the workers in turn from a place of its own: those further
+on cost a little more, and of equal ones it takes those of its own share. Knows neither loads nor
+requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from controllers.books import Floats
+
+# Of a full iteration, for each step around the workers (20 of 169 ms, by simulation).
+STEP_SHARE = 0.12
+
+
+class Stagger(NamedTuple):
+    """By row of the books. `shares`: 0 for the workers of the own share, 1 for the next
+    router's, and so on."""
+
+    cost_ms: Floats
+    shares: Floats
+
+
+def stagger_of(
+    workers: Sequence[str], place: int, num_routers: int, full_iteration_ms: float
+) -> Stagger:
+    """For the router at `place` of `num_routers`, going around the workers by name. All 0 for a
+    single router."""
+    num = len(workers)
+    if num_routers < 2:
+        return Stagger(np.zeros(num), np.zeros(num))
+    order = np.argsort(np.array(workers))
+    around = np.empty(num, np.intp)
+    around[order] = np.arange(num)
+    steps = (around - place * num // num_routers) % num
+    return Stagger(
+        cost_ms=np.asarray(steps * (STEP_SHARE * full_iteration_ms), np.float64),
+        shares=np.floor(steps * num_routers / num),
+    )
