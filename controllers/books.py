@@ -25,6 +25,8 @@ Floats = npt.NDArray[np.float64]
 
 BUSY_WINDOW_MS = 20_000.0  # memory of booked work, for the congestion price
 MAX_BUSY = 0.95
+# Windows after which booked work is counted from another time, long before the factor underflows.
+MAX_BOOKED_AGE = 30.0
 OTHERS_GAIN = 0.1  # of a record that comes one second after the one before it
 MAX_COUNT = 1e9  # above this a figure is impossible
 
@@ -41,7 +43,6 @@ _ROWS = (
     "capacity_blocks",
     "speed",
     "booked_ms",
-    "booked_at_ms",
     "others_prefill_tokens",
     "others_requests",
     "reported_blocks",
@@ -64,8 +65,7 @@ class Books:
     shared_blocks: Floats
     capacity_blocks: Floats  # inf: not known yet
     speed: Floats
-    booked_ms: Floats  # service booked here, decaying, as of booked_at_ms
-    booked_at_ms: Floats
+    booked_ms: Floats  # service booked here, decaying, as of one time for all
     others_prefill_tokens: Floats
     others_requests: Floats
     reported_blocks: Floats
@@ -75,7 +75,9 @@ class Books:
     def __init__(self) -> None:
         self.workers: list[str] = []
         self.num_bad_figures = 0
+        self.all_rows = np.arange(0)
         self._rows: dict[str, int] = {}
+        self._booked_from_ms = 0.0
         for name in _ROWS:
             setattr(self, name, np.zeros(0))
 
@@ -98,6 +100,7 @@ class Books:
             setattr(self, name, np.append(getattr(self, name), start.get(name, 0.0)))
         self._rows[worker] = len(self.workers)
         self.workers.append(worker)
+        self.all_rows = np.arange(len(self.workers))
         return self._rows[worker]
 
     def forget(self, worker: str) -> None:
@@ -107,7 +110,17 @@ class Books:
         for name in _ROWS:
             setattr(self, name, np.delete(getattr(self, name), row))
         del self.workers[row]
+        self.all_rows = np.arange(len(self.workers))
         self._rows = {name: i for i, name in enumerate(self.workers)}
+
+    def at(self, row: int) -> Books:
+        """A view of one row, to read: the cost of one worker takes a tenth of that of 64."""
+        view = Books.__new__(Books)
+        view.workers = self.workers[row : row + 1]
+        view._booked_from_ms = self._booked_from_ms
+        for name in _ROWS:
+            setattr(view, name, getattr(self, name)[row : row + 1])
+        return view
 
     def book(self, row: int, tokens: float, blocks: int, service_ms: float, now_ms: float) -> None:
         """A request was sent."""
@@ -131,8 +144,11 @@ class Books:
 
     def charge(self, row: int, service_ms: float, now_ms: float) -> None:
         """So much service was booked; below 0: so much of it was not needed."""
-        self.booked_ms[row] = max(0.0, self.booked(now_ms)[row] + service_ms)
-        self.booked_at_ms[row] = now_ms
+        if now_ms - self._booked_from_ms > MAX_BOOKED_AGE * BUSY_WINDOW_MS:
+            self.booked_ms = self.booked(now_ms)
+            self._booked_from_ms = now_ms
+        booked_ms = float(self.booked_ms[row]) + service_ms / self._decay(now_ms)
+        self.booked_ms[row] = max(0.0, booked_ms)
 
     def start(self, row: int, tokens: float) -> None:
         """Its first token came, or it never will."""
@@ -152,14 +168,21 @@ class Books:
         )
         return is_free
 
+    def is_free_at(self, row: int) -> bool:
+        """The same of one worker, which takes a tenth of the time."""
+        return bool(
+            self.num_requests[row] == 0
+            and self.shared_requests[row] == 0
+            and self.others_requests[row] < 0.5
+        )
+
     def busy(self, now_ms: float) -> Floats:
         """Share of the last 20 s that booked work takes, at most 0.95."""
-        return np.minimum(MAX_BUSY, self.booked(now_ms) / BUSY_WINDOW_MS)
+        return np.minimum(MAX_BUSY, self.booked_ms * (self._decay(now_ms) / BUSY_WINDOW_MS))
 
     def booked(self, now_ms: float) -> Floats:
         """Service ms booked lately, decaying with a time constant of 20 s."""
-        age_ms = np.maximum(0.0, now_ms - self.booked_at_ms)
-        return np.asarray(self.booked_ms * np.exp(age_ms / -BUSY_WINDOW_MS))
+        return self.booked_ms * self._decay(now_ms)
 
     def active_blocks(self) -> Floats:
         """Blocks held by requests: the last report and known changes since it."""
@@ -177,6 +200,10 @@ class Books:
         self._blend(self.others_prefill_tokens, row, gain, load.queued_prefill_tokens, known_tokens)
         num_requests = _sum(load.num_active, load.num_queued)
         self._blend(self.others_requests, row, gain, num_requests, known_requests)
+
+    def _decay(self, now_ms: float) -> float:
+        """One factor for all rows: what is booked later counts for more instead."""
+        return math.exp(-max(0.0, now_ms - self._booked_from_ms) / BUSY_WINDOW_MS)
 
     def _take_capacity(self, row: int, total: object) -> None:
         if _is_count(total) and float(total) > 0:

@@ -20,12 +20,8 @@ class Candidates(NamedTuple):
     rows: Rows
     overlap_blocks: Floats  # the table's
     cached_blocks: Floats  # with those predicted
-    lower_blocks: Floats  # of the overlap, not in the first medium
-
-    @property
-    def best_blocks(self) -> int:
-        """The most that any candidate has."""
-        return int(self.cached_blocks.max(initial=0.0))
+    lower_blocks: Floats | None  # of the overlap, not in the first medium; None: none at all
+    best_blocks: int  # the most that any candidate has
 
 
 def find_candidates(
@@ -37,21 +33,32 @@ def find_candidates(
     now: float,
 ) -> Candidates:
     """Every worker of the books that is not excluded. A stale worker has only what is predicted."""
-    overlap, cached, lower = np.zeros((3, len(books)))
-    overlaps = table.overlap(query.hashes)
-    expected = predictions.may_start_with(query.hashes[0]) if query.hashes else ()
-    for worker in {**dict.fromkeys(overlaps), **dict.fromkeys(expected)}:
+    hashes, num_rows = query.hashes, len(books)
+    overlap, cached = np.zeros(num_rows), np.zeros(num_rows)
+    lower: Floats | None = None
+    best_blocks = 0
+    overlaps = table.overlap(hashes)
+    expected = predictions.may_start_with(hashes[0]) if hashes else ()
+    for worker in {*overlaps, *expected}:
         row = books.row(worker)
         if row is None or worker in exclude:
             continue
-        known = overlaps.get(worker)
+        known, depth = overlaps.get(worker), 0
         if known is not None and not table.is_stale(worker):
-            overlap[row] = known.num_blocks
-            lower[row] = known.num_blocks - known.num_gpu
-        depth, epoch = int(overlap[row]), epoch_of(table, worker)
-        cached[row] = predictions.extend(worker, epoch, query.hashes, depth, now)
-    rows = np.array([i for i, worker in enumerate(books.workers) if worker not in exclude], np.intp)
-    return Candidates(rows, overlap, cached, lower)
+            overlap[row] = depth = known.num_blocks
+            if known.num_gpu < depth:
+                lower = np.zeros(num_rows) if lower is None else lower
+                lower[row] = depth - known.num_gpu
+        depth = predictions.extend(worker, epoch_of(table, worker), hashes, depth, now)
+        cached[row] = depth
+        best_blocks = max(best_blocks, depth)
+    return Candidates(_rows(books, exclude), overlap, cached, lower, best_blocks)
+
+
+def _rows(books: Books, exclude: Collection[str]) -> Rows:
+    if not exclude:
+        return books.all_rows
+    return np.array([i for i, worker in enumerate(books.workers) if worker not in exclude], np.intp)
 
 
 def epoch_of(table: TableView, worker: str) -> int | None:

@@ -58,18 +58,30 @@ class Chooser:
         if found.best_blocks == 0 and self._is_blind(table, books, found.rows):
             row = self._blind.choose(query.hashes, found.rows, books.workers, books.num_requests)
             return Choice(row, "stale", is_blind=True)
-        idle = _idle(books, now_ms)
-        row = self._cheapest(found.rows, found, costs, books, shares, idle, now_ms)
-        copy = self._copy_rows(query, table.block_size, found, row, idle)
+        row = self._cheapest(found.rows, costs)
+        depth = int(found.cached_blocks[row])
+        is_copy_due = self._is_copy_due(query, depth, table.block_size)
+        if not is_copy_due and not _is_idle_at(books, row, now_ms):
+            return Choice(row, _reason(table, found, books, row))
+        idle = books.is_free() & (books.prefill_end_ms <= now_ms)
+        row = self._in_turn(row, found.rows, found, costs, books, shares, idle, now_ms)
+        copy = _without(depth, found, idle) if is_copy_due else found.rows[:0]
         if len(copy):
-            row = self._cheapest(copy, found, costs, books, shares, idle, now_ms)
+            row = self._cheapest(copy, costs)
+            row = self._in_turn(row, copy, found, costs, books, shares, idle, now_ms)
         return Choice(row, _reason(table, found, books, row), len(copy) > 0)
 
     def _is_blind(self, table: TableView, books: Books, rows: Rows) -> bool:
         return all(table.is_stale(books.workers[i]) for i in rows.tolist())
 
-    def _cheapest(
+    def _cheapest(self, rows: Rows, costs: Costs) -> int:
+        cost_ms = costs.cost_ms if len(rows) == len(costs.cost_ms) else costs.cost_ms[rows]
+        least_ms = cost_ms[cost_ms.argmin()]  # a tenth of what min() takes on a few values
+        return self._any(rows[cost_ms <= least_ms + TIE_MS])
+
+    def _in_turn(
         self,
+        row: int,
         rows: Rows,
         found: Candidates,
         costs: Costs,
@@ -78,8 +90,7 @@ class Chooser:
         idle: Mask,
         now_ms: float,
     ) -> int:
-        cost_ms = costs.cost_ms[rows]
-        row = self._any(rows[cost_ms <= cost_ms.min() + TIE_MS])
+        """If the cheapest one is idle, of those like it the least used."""
         if not idle[row]:
             return row
         # Including the start: the mean of others' requests stays above 0 for seconds, and differs.
@@ -94,24 +105,24 @@ class Chooser:
         booked = books.booked(now_ms)[similar]
         return self._any(similar[booked <= booked.min()])
 
-    def _copy_rows(
-        self, query: Query, block_size: int, found: Candidates, row: int, idle: Mask
-    ) -> Rows:
-        """Idle workers that should get a copy of the prefix that the chosen worker has."""
-        depth = int(found.cached_blocks[row])
+    def _is_copy_due(self, query: Query, depth: int, block_size: int) -> bool:
+        """Whether idle workers should get a copy of the prefix that the chosen one has."""
         if not 0 < depth < len(query.hashes):
-            return found.rows[:0]
-        if not self._hubs.is_copy_due(query.hashes[depth - 1], depth * block_size):
-            return found.rows[:0]
-        is_without = idle[found.rows] & (found.cached_blocks[found.rows] < depth)
-        return found.rows[is_without]
+            return False
+        return self._hubs.is_copy_due(query.hashes[depth - 1], depth * block_size)
 
     def _any(self, rows: Rows) -> int:
         return int(rows[0]) if len(rows) == 1 else int(self._rng.choice(rows.tolist()))
 
 
-def _idle(books: Books, now_ms: float) -> Mask:
-    return books.is_free() & (books.prefill_end_ms <= now_ms)
+def _is_idle_at(books: Books, row: int, now_ms: float) -> bool:
+    return books.is_free_at(row) and bool(books.prefill_end_ms[row] <= now_ms)
+
+
+def _without(depth: int, found: Candidates, idle: Mask) -> Rows:
+    """Idle candidates that lack a prefix of this depth."""
+    is_without = idle[found.rows] & (found.cached_blocks[found.rows] < depth)
+    return found.rows[is_without]
 
 
 def _reason(table: TableView, found: Candidates, books: Books, row: int) -> str:

@@ -97,23 +97,25 @@ class CostModel:
     def prefill_ms(self, num_tokens: Numbers, decode_ms: Numbers, speed: Numbers) -> Floats:
         """Time to prefill this many tokens, in iterations of at most `max_batched_tokens` that each
         also carry a decode part of `decode_ms`. Numbers, or arrays by worker."""
-        limit = self.max_batched_tokens
-        num_full = np.floor(num_tokens / limit)
-        rest = num_tokens - num_full * limit
-        full_ms = np.maximum(FLOOR_MS, self._iteration_ms(limit) * speed) + decode_ms
-        rest_ms = np.maximum(FLOOR_MS, self._iteration_ms(rest) * speed) + decode_ms
-        return np.asarray(num_full * full_ms + np.greater(rest, 0) * rest_ms)
+        a, b, c, *_ = self._floats
+        iterations = num_tokens / self.max_batched_tokens
+        num_full, num_all = np.floor(iterations), np.ceil(iterations)
+        full_ms = max(FLOOR_MS, a + float(_rise(1.0, b, c)))
+        rest_ms = _at_least_floor(_rise(iterations - num_full, b, c) + a, a)
+        own_ms = num_full * full_ms + (num_all - num_full) * rest_ms
+        return own_ms * speed + num_all * decode_ms
 
     def decode_ms(self, share: Numbers, speed: Numbers) -> Floats:
         """Decode part of an iteration with `share` of the reference blocks in use. Beyond the
         largest share observed it stays flat: a parabola fitted near 0 says nothing about 1."""
         _, _, _, d, e, f = self._floats
         p = np.minimum(share, self._max_share or 1.0)
-        return np.maximum(FLOOR_MS, (d + _rise(p, e, f)) * speed)
+        return _at_least_floor(_rise(p, e, f) + d, d) * speed
 
-    def _iteration_ms(self, num_tokens: Numbers) -> Floats:
-        a, b, c, *_ = self._floats
-        return a + _rise(num_tokens / self.max_batched_tokens, b, c)
+    @property
+    def idle_ms(self) -> float:
+        """Decode part with no blocks in use, at a speed of 1."""
+        return max(FLOOR_MS, self._floats[3])
 
     def _update(self, features: Floats, error: float) -> None:
         gain = self._covariance @ features
@@ -166,7 +168,15 @@ def _rise(x: Numbers, linear: float, square: float) -> Floats:
     the parabola on, and 0 where it is negative."""
     if square < 0.0:
         x = np.minimum(x, max(0.0, linear) / (-2.0 * square))
-    return np.asarray(x * np.maximum(0.0, linear + x * square))
+    slope = x * square + linear
+    if linear < 0.0:  # else it is nowhere below 0: half of what each clip would take is saved
+        slope = np.maximum(0.0, slope)
+    return np.asarray(x * slope)
+
+
+def _at_least_floor(ms: Floats, least_ms: float) -> Floats:
+    """`least_ms`: what is known to be the least of them, so that most calls need no clip."""
+    return ms if least_ms >= FLOOR_MS else np.maximum(FLOOR_MS, ms)
 
 
 def _features(iteration: Iteration, reference_blocks: int, max_batched_tokens: int) -> Floats:

@@ -5,7 +5,9 @@
          + beta (own slower decode + others' slower decode + others' standstill during the prefill)
 
 Pure arithmetic on the rows of `Books`; knows no policy of ties, staleness or fallbacks. Arrays are
-by worker, or by request and worker: what is said of one request holds for many at once.
+by worker, or by request and worker: what is said of one request holds for many at once. On so few
+values an operation costs 0.3 us, and 1.6 us if shapes differ, so terms that are 0 everywhere are
+left out after one look.
 """
 
 from __future__ import annotations
@@ -26,20 +28,25 @@ MIN_SHARE_OF_ALONE = 0.3  # a prefill that joins a queue costs at least this sha
 
 
 class Work(NamedTuple):
-    """Requests as the workers would see them. Per request numbers have shape (requests, 1), or are
-    plain for a single one; arrays by worker have one value for each row of the books."""
+    """Requests as the workers would see them. Of a single one: numbers, and arrays by worker. Of
+    several: numbers have shape (requests, 1), arrays (requests, workers)."""
 
     num_tokens: Floats | float
+    num_blocks: Floats | float  # those that are not full too
     block_size: int
     cached_blocks: Floats
-    onboard_ms: Floats  # to bring cached blocks from a lower medium
+    onboard_ms: Floats | None  # to bring cached blocks from a lower medium; None: there are none
     output_tokens: Floats | float  # expected
+    has_full_hit: bool  # one of them is cached as a whole somewhere
 
     def at(self, row: int) -> Work:
-        """On one worker."""
-        here = slice(row, row + 1)
+        """On one worker: no array has an axis of workers."""
         return self._replace(
-            cached_blocks=self.cached_blocks[..., here], onboard_ms=self.onboard_ms[..., here]
+            num_tokens=_on_one_worker(self.num_tokens),
+            num_blocks=_on_one_worker(self.num_blocks),
+            output_tokens=_on_one_worker(self.output_tokens),
+            cached_blocks=self.cached_blocks[..., row],
+            onboard_ms=None if self.onboard_ms is None else self.onboard_ms[..., row],
         )
 
 
@@ -48,7 +55,6 @@ class Costs(NamedTuple):
     wait until there are blocks and a place in the batch; 0: there are."""
 
     uncached_tokens: Floats
-    backlog_ms: Floats
     room_ms: Floats
     start_ms: Floats
     service_ms: Floats
@@ -56,7 +62,7 @@ class Costs(NamedTuple):
 
     def of(self, index: int) -> Costs:
         """Of one request."""
-        return Costs(*(values[index] for values in self))
+        return Costs(*[values[index] for values in self])
 
 
 class Weights(NamedTuple):
@@ -79,20 +85,30 @@ class Loads(NamedTuple):
     speed: Floats
     queued_tokens: Floats  # own ones before it, with which it may share iterations
     queued_ms: Floats
-    num_requests: Floats
     num_decoding: Floats
     active_blocks: Floats
     held_blocks: Floats  # with what the running requests will write
     capacity_blocks: Floats
     backlog_ms: Floats
-    busy: Floats
+    start_ms: Floats  # of a request that finds blocks and a place
+    places_ms: Floats | None  # wait for a place in the batch; None: there is one everywhere
+    price: Floats  # of a ms of service: itself and what later requests pay for it
     idle_ms: Floats  # a step of decoding alone
     decode_ms: Floats  # a step with what runs
     shared_ms: Floats  # the same, 0 without anybody who decodes
+    has_queue: bool  # somewhere
+    free_blocks: float  # at least, on every worker
 
     def at(self, row: int) -> Loads:
-        """Of one worker."""
-        return Loads(*(values[row : row + 1] for values in self))
+        """Of one worker, as numbers."""
+        numbers = [v[row] if isinstance(v, np.ndarray) else v for v in self]
+        return Loads(*numbers)  # type: ignore[arg-type]
+
+    def promise(self, num_blocks: float) -> Loads:
+        """With so many blocks spoken for."""
+        return self._replace(
+            held_blocks=self.held_blocks + num_blocks, free_blocks=self.free_blocks - num_blocks
+        )
 
 
 def loads_of(
@@ -104,77 +120,110 @@ def loads_of(
     passed: Passed = PASSES_NONE,
 ) -> Loads:
     """By row. What such a request passes at the gates keeps it waiting nowhere."""
-    speed, size = books.speed, block_size
     queued = np.maximum(0.0, books.prefill_tokens - passed.own_tokens)
-    known_tokens = books.prefill_tokens + books.shared_tokens
-    passed_tokens = passed.own_tokens + passed.shared_tokens
-    ahead_tokens = np.maximum(0.0, known_tokens - passed_tokens)
-    known_requests = books.num_requests + books.shared_requests
-    others_requests = np.maximum(0.0, books.others_requests - passed.others_requests)
-    num_requests = known_requests - passed.own_requests - passed.shared_requests + others_requests
-    num_decoding = np.maximum(0.0, num_requests - (queued > 0))
-    is_decoding = num_decoding >= 0.5  # a running mean of others' requests is rarely exactly 0
-    active = books.active_blocks()
-    # One call for several questions: arithmetic on small arrays costs the same for all of them.
-    shares = np.array([np.zeros(len(books)), active]) / weights.reference_blocks
-    idle_ms, decode_ms = model.decode_ms(shares, speed)
-    shared_ms = np.where(is_decoding, decode_ms, 0.0)
     others_tokens = np.maximum(0.0, books.others_prefill_tokens - passed.others_tokens)
-    queued_ms, others_ms = model.prefill_ms(np.array([queued, others_tokens]), shared_ms, speed)
-    share_ahead = np.where(
-        np.greater(passed_tokens, 0.0), ahead_tokens / np.maximum(1.0, known_tokens), 1.0
-    )
+    num_requests = _num_requests(books, passed)
+    num_decoding = np.maximum(0.0, num_requests - (queued > 0))
+    active = books.active_blocks()
+    decode_ms = model.decode_ms(active / weights.reference_blocks, books.speed)
+    # A running mean of others' requests is rarely exactly 0.
+    shared_ms = decode_ms * (num_decoding >= 0.5)
+
+    has_queue = _most(queued) > 0
+    backlog_ms = np.maximum(0.0, books.prefill_end_ms - now_ms)
+    if passed is not PASSES_NONE:
+        backlog_ms = backlog_ms * _share_ahead(books, passed)
+    if _most(others_tokens) > 0:
+        backlog_ms = backlog_ms + model.prefill_ms(others_tokens, shared_ms, books.speed)
+    # Half an iteration on average until it can join one; a whole one if others wait to join.
+    joins_ms = 0.5 * shared_ms
+    busy = books.busy(now_ms)
+    held = active + num_requests * (weights.mean_output_tokens / block_size)
     return Loads(
-        speed=speed,
+        speed=books.speed,
         queued_tokens=queued,
-        queued_ms=queued_ms,
-        num_requests=num_requests,
+        queued_ms=model.prefill_ms(queued, shared_ms, books.speed) if has_queue else queued,
         num_decoding=num_decoding,
         active_blocks=active,
-        held_blocks=active + num_requests * (weights.mean_output_tokens / size),
+        held_blocks=held,
         capacity_blocks=books.capacity_blocks,
-        backlog_ms=np.maximum(0.0, books.prefill_end_ms - now_ms) * share_ahead + others_ms,
-        busy=books.busy(now_ms),
-        idle_ms=idle_ms,
+        backlog_ms=backlog_ms,
+        start_ms=np.maximum(backlog_ms, joins_ms * (1.0 + (queued > 0)) if has_queue else joins_ms),
+        places_ms=_places_ms(num_requests, weights),
+        price=1.0 + weights.theta * (IDLE_PRICE + busy / (1.0 - busy)),
+        idle_ms=model.idle_ms * books.speed,
         decode_ms=decode_ms,
         shared_ms=shared_ms,
+        has_queue=has_queue,
+        free_blocks=-_most(held - books.capacity_blocks),
     )
 
 
 def cost_of(work: Work, loads: Loads, model: CostModel, weights: Weights) -> Costs:
     """Costs on the workers of `loads`."""
-    size, output = work.block_size, work.output_tokens
-    queued, shared_ms = loads.queued_tokens, loads.shared_ms
-    uncached = np.maximum(0.0, work.num_tokens - work.cached_blocks * size)
-    new_blocks = np.ceil(work.num_tokens / size) - work.cached_blocks
+    uncached = work.num_tokens - work.cached_blocks * work.block_size
+    if work.has_full_hit:
+        uncached = np.maximum(0.0, uncached)
+    service, standstill = _service(uncached, work, loads, model)
+
+    room_ms, start = np.zeros_like(service), loads.start_ms
+    need = (work.num_tokens + work.output_tokens) / work.block_size
+    if _most(need) > loads.free_blocks:
+        room_ms = _memory_wait_ms(loads, need, weights.held_ms)
+        start = np.maximum(start, room_ms)
+    if loads.places_ms is not None:  # places come free after the backlog
+        room_ms, start = room_ms + loads.places_ms, start + loads.places_ms
+
+    new_blocks = work.num_blocks - work.cached_blocks
     share = (loads.active_blocks + new_blocks) / weights.reference_blocks
     after_ms = np.maximum(loads.decode_ms, model.decode_ms(share, loads.speed))
-    alone_ms, behind_ms = model.prefill_ms(
-        np.array([uncached, queued + uncached]), shared_ms, loads.speed
-    )
-    joined_ms = np.maximum(behind_ms - loads.queued_ms, MIN_SHARE_OF_ALONE * alone_ms)
-    prefill_ms = np.where(queued > 0, joined_ms, alone_ms)
-    service = np.where(uncached > 0, prefill_ms, loads.decode_ms) + work.onboard_ms
-
-    need = (work.num_tokens + output) / size
-    memory_ms = _memory_wait_ms(loads, need, weights.held_ms)
-    places_ms = _place_wait_ms(loads.num_requests, weights)
-    start = np.maximum(loads.backlog_ms, np.where(queued > 0, shared_ms, 0.5 * shared_ms))
-    start = np.maximum(start, memory_ms) + places_ms  # places come free after the backlog
-
-    standstill = np.where(uncached > 0, service - shared_ms, 0.0)
-    slowdown = output * (after_ms - loads.idle_ms) + loads.num_decoding * (
-        output * (after_ms - loads.decode_ms) + standstill
-    )
-    price = weights.theta * (IDLE_PRICE + loads.busy / (1.0 - loads.busy)) * service
+    own_delay = work.output_tokens * (after_ms - loads.idle_ms)
+    others_delay = work.output_tokens * (after_ms - loads.decode_ms) + standstill
+    slowdown = own_delay + loads.num_decoding * others_delay
     return Costs(
         uncached_tokens=uncached,
-        backlog_ms=loads.backlog_ms + np.zeros_like(uncached),
-        room_ms=memory_ms + places_ms,
+        room_ms=room_ms,
         start_ms=start,
         service_ms=service,
-        cost_ms=start + service + price + weights.beta * slowdown,
+        cost_ms=start + loads.price * service + weights.beta * slowdown,
     )
+
+
+def _service(
+    uncached: Floats, work: Work, loads: Loads, model: CostModel
+) -> tuple[Floats, Floats]:
+    """Its prefill, and how long those that decode stand still for it."""
+    shared_ms = loads.shared_ms
+    service = model.prefill_ms(uncached, shared_ms, loads.speed)
+    if loads.has_queue:
+        queued = loads.queued_tokens
+        joined_ms = model.prefill_ms(queued + uncached, shared_ms, loads.speed) - loads.queued_ms
+        joined_ms = np.maximum(joined_ms, MIN_SHARE_OF_ALONE * service)
+        service = np.where(queued > 0, joined_ms, service)
+    if work.has_full_hit:
+        service = np.where(uncached > 0, service, loads.decode_ms)
+    if work.onboard_ms is not None:
+        service = service + work.onboard_ms
+    standstill = service - shared_ms
+    if work.has_full_hit:
+        standstill = np.where(uncached > 0, standstill, 0.0)
+    return service, standstill
+
+
+def _num_requests(books: Books, passed: Passed) -> Floats:
+    others = np.maximum(0.0, books.others_requests - passed.others_requests)
+    known = books.num_requests + books.shared_requests
+    if passed is not PASSES_NONE:
+        known = known - passed.own_requests - passed.shared_requests
+    return known + others
+
+
+def _share_ahead(books: Books, passed: Passed) -> Floats:
+    """Of the known work, what such a request does not pass."""
+    known = books.prefill_tokens + books.shared_tokens
+    passed_tokens = passed.own_tokens + passed.shared_tokens
+    ahead = np.maximum(0.0, known - passed_tokens)
+    return np.where(np.greater(passed_tokens, 0.0), ahead / np.maximum(1.0, known), 1.0)
 
 
 def _memory_wait_ms(loads: Loads, need: Floats | float, held_ms: float) -> Floats:
@@ -184,7 +233,18 @@ def _memory_wait_ms(loads: Loads, need: Floats | float, held_ms: float) -> Float
     return np.asarray(missing / np.maximum(held, 1.0) * held_ms)
 
 
-def _place_wait_ms(num_requests: Floats, weights: Weights) -> Floats:
+def _places_ms(num_requests: Floats, weights: Weights) -> Floats | None:
     """A full batch lets one more in `max_running` times while one request is held."""
+    if _most(num_requests) + 1.0 <= weights.max_running:
+        return None
     too_many = np.maximum(0.0, num_requests + 1.0 - weights.max_running)
     return np.asarray(too_many * (weights.held_ms / weights.max_running))
+
+
+def _most(values: Floats | float) -> float:
+    """On few values a tenth of what max() takes."""
+    return values if isinstance(values, float) else float(values.flat[values.argmax()])
+
+
+def _on_one_worker(numbers: Floats | float) -> Floats | float:
+    return numbers[:, 0] if isinstance(numbers, np.ndarray) else numbers

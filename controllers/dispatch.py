@@ -128,6 +128,7 @@ class _Pass:
         self._prices = placing.ranker.price(queries, found, table.block_size, now)
         self._reserved_ms = np.zeros(len(books))
         self._reserved_blocks = np.zeros(len(books))
+        self._reserved_rows: set[int] = set()  # with either
         self._stagger = placing.stagger(now)
 
     def run(self, queue: RouterQueue) -> list[Sent | Refused]:
@@ -148,34 +149,31 @@ class _Pass:
     def _order(self, queue: RouterQueue) -> Sequence[int]:
         if len(self._waiters) == 1:
             return [0]
-        ttft_ms, uncached = [], []
-        for i, found in enumerate(self._found):
-            costs = self._prices.of(i)
-            ttft_ms.append(float((costs.start_ms + costs.service_ms)[found.rows].min()))
-            uncached.append(float(costs.uncached_tokens[found.rows].min()))
+        ttft_ms, uncached = self._prices.at_best()
         return queue.order(self._waiters, ttft_ms, uncached, self._now)
 
     def _look_at(self, i: int, is_last: bool) -> _Started | None:
         """Send it or let it wait. Raises Overloaded if its first token would be late anywhere."""
         waiter, found = self._waiters[i], self._found[i]
-        query, costs = waiter.query, self._costs(i)
+        query, is_holding = waiter.query, self._is_holding(waiter.query)
+        must_wait = is_holding and len(self._reserved_rows) == len(self._books)
+        if must_wait and query.max_ttft_ms is None:
+            return None
+        costs = self._costs(i)
         if query.max_ttft_ms is not None:
             left_ms = query.max_ttft_ms - waiter.waited_ms(self._now)
             found = self._placing.in_time(query, found, costs, left_ms)
-        if self._is_holding(query) and self._is_reserved.all():
+        if must_wait:
             return None
         choice = self._placing.choose(query, self._table, found, costs, self._stagger, self._now)
-        if not self._is_holding(query) or self._may_start(query.rank, choice.row, costs):
+        if not is_holding or self._may_start(query.rank, choice.row, costs):
             started = self._send(query, found, costs, choice)
-            if not is_last:
-                self._prices.refresh(choice.row, self._reserved_blocks[choice.row])
-            return started
-        self._reserve(query, choice.row, costs)
-        return None
-
-    @property
-    def _is_reserved(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        return (self._reserved_ms > 0.0) | (self._reserved_blocks > 0.0)
+        else:
+            started = None
+            self._reserve(query, choice.row, costs)
+        if not is_last and (started is not None or self._reserved_blocks[choice.row] > 0.0):
+            self._prices.refresh(choice.row, float(self._reserved_blocks[choice.row]))
+        return started
 
     def _is_holding(self, query: Query) -> bool:
         return self._rules.is_holding and query.pinned is None
@@ -183,24 +181,27 @@ class _Pass:
     def _costs(self, i: int) -> Costs:
         """For one that comes after what is reserved."""
         costs, reserved_ms = self._prices.of(i), self._reserved_ms
+        if not self._reserved_rows:
+            return costs
         return costs._replace(
             start_ms=costs.start_ms + reserved_ms, cost_ms=costs.cost_ms + reserved_ms
         )
 
     def _may_start(self, rank: int, row: int, costs: Costs) -> bool:
         """Whether the worker can start a request with such costs."""
-        if self._is_reserved[row]:
+        if row in self._reserved_rows:
             return False
-        passed = self._placing.ledger.rank_book.passed_by(rank, self._books.workers)
+        worker = self._books.workers[row]
+        passed = self._placing.ledger.rank_book.passed_by(rank, [worker]).at(0)
         rules, now_ms = self._rules, self._now * 1000.0
         return may_start(row, costs, self._books, passed, rules.shared_start_tokens, now_ms)
 
     def _reserve(self, query: Query, row: int, costs: Costs) -> None:
         """It waits for this worker: for its time, or only for blocks of its cache."""
+        self._reserved_rows.add(row)
         if costs.room_ms[row] > 0.0:
             tokens = query.num_tokens + self._placing.ranker.output_tokens(query)
             self._reserved_blocks[row] += tokens / self._table.block_size
-            self._prices.refresh(row, self._reserved_blocks[row])
         else:
             self._reserved_ms[row] += costs.service_ms[row]
 
@@ -216,7 +217,7 @@ class _Pass:
         if piece is not None:
             hashes = query.hashes[: piece // table.block_size]
             query = msgspec.structs.replace(query, num_tokens=piece, hashes=hashes)
-            costs = placing.ranker.price([query], [found], table.block_size, now).of(0)
+            costs = placing.ranker.price_one(query, found, table.block_size, now)
             service_ms = float(costs.service_ms[choice.row])
             placed = msgspec.structs.replace(placed, predicted_service_ms=service_ms)
         placing.reserve(query, table, found, costs, choice, now)
@@ -239,11 +240,12 @@ def may_start(
 ) -> bool:
     """Whether this worker can start a request with such costs now: it has room, and none of ours
     should still wait there for a first token, or only short work. What others have sent the gate
-    puts in order; what the request passes there does not keep it waiting."""
+    puts in order; what the request passes there (`passed`, as numbers) does not keep it
+    waiting."""
     if costs.room_ms[row] > 0.0 and books.num_requests[row] > 0:
         return False
-    num_ahead = (books.num_unstarted - passed.own_requests)[row]
-    tokens_ahead = (books.prefill_tokens - passed.own_tokens)[row]
+    num_ahead = float(books.num_unstarted[row] - passed.own_requests)
+    tokens_ahead = float(books.prefill_tokens[row] - passed.own_tokens)
     return bool(
         num_ahead <= 0
         or books.own_prefill_end_ms[row] <= now_ms

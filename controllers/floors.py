@@ -1,8 +1,8 @@
 """Floors: no group of requests shall hit much less than it would in a plain LRU cache.
 
 Owns, for one worker, a shadow LRU cache of its size, in which only runs are counted, and each
-group's hits here and there. A group below its floor is worth more than its index says, in
-proportion to the shortage. Knows no promise and no index.
+group's hits here and there. A group below its floor is worth more than its index says, the more the
+larger the shortage. Knows no promise and no index.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from dataclasses import dataclass
 
 from controllers.touch_tree import TouchedRun
 
-TARGET = 1.0  # of the hits of LRU; a shortage is what lifts a group, so somewhat less comes of it
-GAIN = 20.0
-MAX_BOOST = 12.0
+TARGET = 0.94  # of the hits of LRU; a shortage is what lifts a group, so somewhat less comes of it
+# Steep and far: what a group's hits are worth when another's return ten times as often. Hits are
+# counted over so long that this does not swing.
+GAIN = 50.0
+MAX_BOOST = 1000.0
 # A group's hits are forgotten by half after so many of its own blocks.
-HALF_LIFE_BLOCKS = 100_000.0
+HALF_LIFE_BLOCKS = 50_000.0
 MAX_GROUPS = 1024
 
 
@@ -67,6 +69,12 @@ class Floors:
 
     def __init__(self) -> None:
         self._hits: OrderedDict[Hashable, _Hits] = OrderedDict()
+        self._all = _Hits()
+
+    @property
+    def is_behind(self) -> bool:
+        """All groups together have fewer hits than in the LRU cache."""
+        return self._all.here < self._all.in_lru
 
     def boost(self, group: Hashable) -> float:
         """How many times its index a group is worth; 1 at or above its floor."""
@@ -81,7 +89,8 @@ class Floors:
         hits = self._hits.setdefault(group, _Hits())
         self._hits.move_to_end(group)
         decay = 0.5 ** (num_blocks / HALF_LIFE_BLOCKS)
-        hits.here = hits.here * decay + num_hits
-        hits.in_lru = hits.in_lru * decay + num_lru_hits
+        for counted in (hits, self._all):
+            counted.here = counted.here * decay + num_hits
+            counted.in_lru = counted.in_lru * decay + num_lru_hits
         if len(self._hits) > MAX_GROUPS:
             self._hits.popitem(last=False)

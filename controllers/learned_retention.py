@@ -76,11 +76,12 @@ class LearnedRetention:
         """A request comes."""
         survival = self.survival
         path = self._tree.use(prompt.hashes, now)
+        known: str | None = None
         for run in path:
             if run.touch is not None:
                 survival.reuse(run.touch, now)
                 run.touch = None
-            run.vote(prompt.request_type)
+            known = run.vote(prompt.request_type, known)
             run.class_id = survival.class_of(run.label, prompt.tenant, _kind(run))
         label = path[-1].label if path else prompt.request_type
         return Use(prompt, path, (label, prompt.tenant))
@@ -111,8 +112,10 @@ class LearnedRetention:
             return
         num_lru_hits = worker.shadow.use(use.path, now)
         if num_cached_blocks is not None:
-            num_blocks = len(use.prompt.hashes)
-            worker.floors.count(use.group, num_blocks, num_cached_blocks, num_lru_hits)
+            prompt = use.prompt
+            reusable = (prompt.num_tokens - 1) // prompt.block_size  # the last token is computed
+            hits = (num_cached_blocks, min(num_lru_hits, reusable))
+            worker.floors.count(use.group, len(prompt.hashes), *hits)
 
     def removed(self, worker: str, hashes: Iterable[int], now: float) -> None:
         """The worker's cache lost these blocks."""

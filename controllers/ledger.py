@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,8 +23,7 @@ from controllers.rank_book import RankBook
 UNKNOWN_REFERENCE_BLOCKS = 65_536
 
 
-@dataclass(frozen=True)
-class Booking:
+class Booking(NamedTuple):
     """What a request takes on its worker."""
 
     worker: str
@@ -34,7 +34,7 @@ class Booking:
     rank: int = 0
 
 
-@dataclass
+@dataclass(slots=True)
 class _Reservation:
     booking: Booking
     booked_at: float

@@ -136,7 +136,10 @@ class Placement:
         placed = placing.placed(query, table, found, costs, choice)
         rows = found.rows[np.argsort(costs.cost_ms[found.rows], kind="stable")].tolist()
         busy = self._books.busy(now * 1000.0)
-        candidates = [self._candidate(table, found, costs, busy[row], row) for row in rows]
+        backlog_ms = placing.ranker.backlog_ms(query.rank, table.block_size, now)
+        candidates = [
+            self._candidate(table, found, costs, busy[row], backlog_ms[row], row) for row in rows
+        ]
         return {**msgspec.to_builtins(placed), "candidates": msgspec.to_builtins(candidates)}
 
     def first_token(self, request_id: str, now: float) -> None:
@@ -175,7 +178,13 @@ class Placement:
         return self._dispatcher.wake_s(now)
 
     def _candidate(
-        self, table: TableView, found: Candidates, costs: Costs, busy: float, row: int
+        self,
+        table: TableView,
+        found: Candidates,
+        costs: Costs,
+        busy: float,
+        backlog_ms: float,
+        row: int,
     ) -> Candidate:
         books, worker = self._books, self._books.workers[row]
         return Candidate(
@@ -189,7 +198,7 @@ class Placement:
                 + max(0.0, books.others_requests[row])
             ),
             busy=float(busy),
-            backlog_ms=float(costs.backlog_ms[row]),
+            backlog_ms=float(backlog_ms),
             start_ms=float(costs.start_ms[row]),
             service_ms=float(costs.service_ms[row]),
             cost_ms=float(costs.cost_ms[row]),

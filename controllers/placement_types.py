@@ -19,7 +19,7 @@ class PlacementSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     iterations cost is fitted from the workers' own timings."""
 
     policy: Literal["kv_aware", "random", "round_robin", "least_requests"] = "kv_aware"
-    beta: Weight = 0.02  # ms of first-token time that one ms of somebody's decode delay counts as
+    beta: Weight = 0.01  # ms of first-token time that one ms of somebody's decode delay counts as
     theta: Weight = 1.0  # weight of what work on a busy worker costs the requests after it
     route_ttl_s: Seconds = 5.0  # so long the blocks of a sent request are expected on its worker
     reservation_ttl_s: Seconds = 900.0  # a reservation that nobody releases ends after this

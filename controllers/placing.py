@@ -20,7 +20,7 @@ from controllers.ledger import Booking, Ledger
 from controllers.placement_types import Placed, PlacementSettings, Query, TableView
 from controllers.predictions import Predictions
 from controllers.ranking import Ranker
-from controllers.stagger import Stagger, stagger_of
+from controllers.stagger import Stagger, alone, stagger_of
 
 
 class Placing:
@@ -50,12 +50,14 @@ class Placing:
     ) -> tuple[Candidates, Costs]:
         """Raises NotReady."""
         found = self.ranker.find(query, table, now, exclude)
-        return found, self.ranker.price([query], [found], table.block_size, now).of(0)
+        return found, self.ranker.price_one(query, found, table.block_size, now)
 
     def stagger(self, now: float) -> Stagger:
         """This router's place among the routers."""
         ledger = self.ledger
         routers = ledger.others.alive(now)
+        if len(routers) == 1:
+            return alone(len(self._books))
         full_ms = float(ledger.model.prefill_ms(ledger.model.max_batched_tokens, 0.0, 1.0))
         place = routers.index(ledger.others.own_id)
         return stagger_of(self._books.workers, place, len(routers), full_ms)

@@ -5,36 +5,35 @@ They bridge the time until the worker's own events arrive. Knows neither the tab
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
 
 
-class _Sent(NamedTuple):
-    expires_s: float
-    worker: str
-    hashes: Sequence[int]
+class _Expected:
+    """Of one worker in one epoch: block hash -> time until which it is expected, what was sent
+    lately and what was sent before that."""
 
+    __slots__ = ("epoch", "new", "old")
 
-class _Expected(NamedTuple):
-    """Of one worker in one epoch: block hash -> time until which it is expected."""
-
-    epoch: int | None
-    hash_to_expiry_s: dict[int, float]
+    def __init__(self, epoch: int | None) -> None:
+        self.epoch = epoch
+        self.new: dict[int, float] = {}
+        self.old: dict[int, float] = {}
 
 
 class Predictions:
-    """Memory is bounded by the blocks sent within `ttl_s`."""
+    """Memory is bounded by the blocks sent within twice `ttl_s`: they are dropped a generation at
+    a time, when all of it has expired, which costs nothing by block."""
 
     def __init__(self, ttl_s: float) -> None:
         self.ttl_s = ttl_s
+        self._turns_at_s = 0.0  # the next generation begins
         self._workers: dict[str, _Expected] = {}
-        self._first_to_workers: dict[int, dict[str, None]] = {}
-        self._sent: deque[_Sent] = deque()
+        self._new_firsts: dict[int, dict[str, None]] = {}  # first block -> workers
+        self._old_firsts: dict[int, dict[str, None]] = {}
 
     def __len__(self) -> int:
-        """Blocks expected, over all workers."""
-        return sum(len(e.hash_to_expiry_s) for e in self._workers.values())
+        """Blocks kept, over all workers."""
+        return sum(len(e.new) + len(e.old) for e in self._workers.values())
 
     def add(
         self, worker: str, epoch: int | None, hashes: Sequence[int], depth: int, now: float
@@ -46,18 +45,19 @@ class Predictions:
         """
         if depth >= len(hashes):
             return
+        self.sweep(now)
         expected = self._workers.get(worker)
         if expected is None or expected.epoch != epoch:
-            expected = self._workers[worker] = _Expected(epoch, {})
-        expires_s, run = now + self.ttl_s, hashes[depth:]
-        expected.hash_to_expiry_s.update(dict.fromkeys(run, expires_s))
-        self._sent.append(_Sent(expires_s, worker, run))
+            expected = self._workers[worker] = _Expected(epoch)
+        run = hashes[depth:]
+        expected.new.update(dict.fromkeys(run, now + self.ttl_s))
         if depth == 0:
-            self._first_to_workers.setdefault(run[0], {})[worker] = None
+            self._new_firsts.setdefault(run[0], {})[worker] = None
 
     def may_start_with(self, first: int) -> Collection[str]:
-        """Workers that may be expected to hold a prompt's first block, in the order of sending."""
-        return self._first_to_workers.get(first, ())
+        """Workers that may be expected to hold a prompt's first block."""
+        old, new = self._old_firsts.get(first), self._new_firsts.get(first)
+        return {**old, **new} if old and new else old or new or ()
 
     def extend(
         self, worker: str, epoch: int | None, hashes: Sequence[int], depth: int, now: float
@@ -66,8 +66,11 @@ class Predictions:
         expected = self._workers.get(worker)
         if expected is None or expected.epoch != epoch:
             return depth
-        expiry_of = expected.hash_to_expiry_s.get
-        while depth < len(hashes) and expiry_of(hashes[depth], now) > now:
+        until_new, until_old = expected.new.get, expected.old.get
+        while depth < len(hashes):
+            block_hash = hashes[depth]
+            if until_new(block_hash, now) <= now and until_old(block_hash, now) <= now:
+                break
             depth += 1
         return depth
 
@@ -76,25 +79,13 @@ class Predictions:
         self._workers.pop(worker, None)
 
     def sweep(self, now: float) -> None:
-        """Drop what has expired."""
-        while self._sent and self._sent[0].expires_s <= now:
-            _, worker, hashes = self._sent.popleft()
-            expected = self._workers.get(worker)
-            if expected is None or self._drop(expected.hash_to_expiry_s, hashes, now):
-                self._drop_first(hashes[0], worker)
-            if expected is not None and not expected.hash_to_expiry_s:
+        """Drop a generation that has expired; every `ttl_s` a new one begins."""
+        if now < self._turns_at_s:
+            return
+        is_all_over = now >= self._turns_at_s + self.ttl_s
+        self._turns_at_s = now + self.ttl_s
+        self._old_firsts, self._new_firsts = ({} if is_all_over else self._new_firsts), {}
+        for worker, expected in list(self._workers.items()):
+            expected.old, expected.new = ({} if is_all_over else expected.new), {}
+            if not expected.old:
                 del self._workers[worker]
-
-    def _drop(self, hash_to_expiry_s: dict[int, float], hashes: Sequence[int], now: float) -> bool:
-        """True if the first one is gone; blocks that were sent again later stay."""
-        for block_hash in hashes:
-            if hash_to_expiry_s.get(block_hash, now + 1.0) <= now:
-                del hash_to_expiry_s[block_hash]
-        return hashes[0] not in hash_to_expiry_s
-
-    def _drop_first(self, first: int, worker: str) -> None:
-        workers = self._first_to_workers.get(first)
-        if workers is not None:
-            workers.pop(worker, None)
-            if not workers:
-                del self._first_to_workers[first]

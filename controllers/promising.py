@@ -27,8 +27,9 @@ LOWEST_PROMISED = 37
 # Coarse on purpose: within a level the engine evicts the oldest, which is better than our guess.
 LEVELS_PER_DECADE = 2.0
 DECADES = 4.5  # of hits per block-second below 1 that are told apart
+AS_LRU = 60  # above every level that comes of a worth
 # While a run is worth so many times what it was at first, it is about to be used.
-GUARD_FACTOR = 1.5
+GUARD_FACTOR = 1.2
 WORTHLESS = 0.1  # of the price
 NOTHING = Promise(0, math.inf)
 SEVERAL_TENANTS = ""  # another one for each of them, so none can lower it
@@ -90,19 +91,14 @@ def _wants(
     boost: float,
     now: float,
 ) -> list[Want]:
-    price, residence_s = worker.price, worker.shadow.residence_s
     level, duration_s, guard_s = 0, 0.0, 0.0
     floor: Promise | None = None
     wants: list[Want] = []
     num_behind = 0  # kids that are the prompt's own
     for run in reversed(path):
-        reach, worth = survival.reach[run.class_id], survival.index[run.class_id][0]
-        level = max(level, min(use.ceiling, level_of(worth * boost)))
-        duration_s = max(duration_s, last_age_s(reach, min(price, worth)))
-        if boost > 1.0:  # to hit as often as LRU, as long as LRU is enough
-            lifted_s = last_age_s(reach, min(price / boost, worth))
-            duration_s = max(duration_s, min(lifted_s, residence_s))
-        guard_s = max(guard_s, last_age_s(reach, worth * GUARD_FACTOR))
+        own_level, own_s, own_guard_s = _own(worker, survival, run.class_id, boost)
+        level = max(level, min(use.ceiling, own_level))
+        duration_s, guard_s = max(duration_s, own_s), max(guard_s, own_guard_s)
         grant = run.grants.get(worker.name)
         if grant is not None:
             worker.room.free(grant, len(run.hashes))
@@ -116,6 +112,25 @@ def _wants(
         num_behind = 1
     wants.reverse()
     return wants
+
+
+def _own(
+    worker: RetentionWorker, survival: Survival, class_id: int, boost: float
+) -> tuple[int, float, float]:
+    """Retention priority, duration and guard of a run for itself.
+
+    While the cache hits less than LRU would, it is made one: all at one level, above whatever was
+    promised before and would otherwise outlive what comes now.
+    """
+    residence_s = worker.shadow.residence_s
+    if worker.floors.is_behind:
+        return AS_LRU, max(1.0, residence_s), 0.0
+    reach, worth = survival.reach[class_id], survival.index[class_id][0]
+    duration_s = last_age_s(reach, min(worker.price, worth))
+    if boost > 1.0:  # to hit as often as LRU, as long as LRU is enough
+        lifted_s = last_age_s(reach, min(worker.price / boost, worth))
+        duration_s = max(duration_s, min(lifted_s, residence_s))
+    return level_of(worth * boost), duration_s, last_age_s(reach, worth * GUARD_FACTOR)
 
 
 def _book(

@@ -7,8 +7,8 @@ workers' gates report, as in `books`. Knows no costs. Times are in ms.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -30,6 +30,10 @@ class Passed(NamedTuple):
     others_requests: Floats | float
     others_tokens: Floats | float
 
+    def at(self, row: int) -> Passed:
+        """On one worker, as numbers."""
+        return Passed(*[v if isinstance(v, float) else float(v[row]) for v in self])
+
 
 PASSES_NONE = Passed(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
@@ -42,23 +46,29 @@ class RankBook:
         self._shared: dict[str, Mapping[int, Amount]] = {}
         self._others: dict[str, dict[int, Amount]] = defaultdict(dict)
         self._reported_at_ms: dict[str, float] = {}
+        # Rank -> entries above that have it: a look at all workers takes 39 us with 64 of them.
+        self._num_at: Counter[int] = Counter()
 
     def book(self, worker: str, rank: int, tokens: float, num_requests: int = 1) -> None:
         """-1 requests: one has started, or never will."""
         ranks = self._own[worker]
         requests, total = ranks.get(rank, NOTHING)
+        if rank not in ranks:
+            self._num_at[rank] += 1
         ranks[rank] = (requests + num_requests, total + num_requests * tokens)
         if ranks[rank][0] <= 0:
             del ranks[rank]
+            self._uncount((rank,))
 
     def share(self, worker: str, ranks: Mapping[int, Amount]) -> None:
         """Rank -> what other routers have waiting there now."""
+        self._uncount(self._shared.get(worker, ()))
         self._shared[worker] = dict(ranks)
+        self._num_at.update(ranks.keys())
 
     def forget(self, worker: str) -> None:
-        self._own.pop(worker, None)
-        self._shared.pop(worker, None)
-        self._others.pop(worker, None)
+        for book in (self._own, self._shared, self._others):
+            self._uncount(book.pop(worker, ()))
         self._reported_at_ms.pop(worker, None)
 
     def report(self, worker: str, queued: Mapping[int, tuple[int, int]], now_ms: float) -> None:
@@ -68,6 +78,7 @@ class RankBook:
         gain = 1.0 - (1.0 - OTHERS_GAIN) ** max(0.0, (now_ms - before_ms) / 1000.0)
         own, means = self._own[worker], self._others[worker]
         shared = self._shared.get(worker, {})
+        self._num_at.update(queued.keys() - means.keys())
         for rank in {*means, *queued}:
             means[rank] = tuple(
                 mean + gain * (max(0.0, total - sent - told) - mean)
@@ -89,8 +100,13 @@ class RankBook:
         return Passed(*(column for book in amounts for column in np.array(book).T))
 
     def _has_worse(self, rank: int) -> bool:
-        books = (*self._own.values(), *self._shared.values(), *self._others.values())
-        return any(max(ranks, default=rank) > rank for ranks in books)
+        return any(known > rank for known in self._num_at)
+
+    def _uncount(self, ranks: Iterable[int]) -> None:
+        for rank in ranks:
+            self._num_at[rank] -= 1
+            if not self._num_at[rank]:
+                del self._num_at[rank]
 
 
 def _worse(amounts: Mapping[int, Amount] | None, rank: int) -> Amount:

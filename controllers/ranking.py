@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from controllers.books import Books, Floats
 from controllers.candidates import Candidates, find_candidates
 from controllers.costs import Costs, Loads, Weights, Work, cost_of, loads_of
 from controllers.errors import NotReady
@@ -49,27 +50,73 @@ class Ranker:
         """`found[i]` are the candidates of `queries[i]`."""
         return Prices(self, queries, found, block_size, now)
 
-    def loads(self, rank: int, block_size: int, now: float) -> Loads:
-        ledger = self._ledger
-        passed = ledger.rank_book.passed_by(rank, ledger.books.workers)
-        return loads_of(
-            ledger.books, ledger.model, self.weights(), block_size, now * 1000.0, passed
-        )
+    def price_one(self, query: Query, found: Candidates, block_size: int, now: float) -> Costs:
+        """By row of the books."""
+        weights = self.weights()
+        work = self.work([query], [found], block_size)
+        loads = self.loads(query.rank, block_size, now, weights)
+        return cost_of(work, loads, self._ledger.model, weights)
 
-    def costs(self, work: Work, loads: Loads) -> Costs:
-        return cost_of(work, loads, self._ledger.model, self.weights())
+    def loads(self, rank: int, block_size: int, now: float, weights: Weights) -> Loads:
+        """By row of the books."""
+        return self._loads(self._ledger.books, rank, block_size, now, weights)
+
+    def loads_at(
+        self, row: int, rank: int, block_size: int, now: float, weights: Weights
+    ) -> Loads:
+        """Of one worker, as numbers."""
+        books = self._ledger.books.at(row)
+        return self._loads(books, rank, block_size, now, weights).at(0)
+
+    def backlog_ms(self, rank: int, block_size: int, now: float) -> Floats:
+        """By row of the books: known work that such a request comes after."""
+        return self.loads(rank, block_size, now, self.weights()).backlog_ms
+
+    def _loads(
+        self, books: Books, rank: int, block_size: int, now: float, weights: Weights
+    ) -> Loads:
+        passed = self._ledger.rank_book.passed_by(rank, books.workers)
+        return loads_of(books, self._ledger.model, weights, block_size, now * 1000.0, passed)
+
+    def costs(self, work: Work, loads: Loads, weights: Weights) -> Costs:
+        return cost_of(work, loads, self._ledger.model, weights)
 
     def work(self, queries: Sequence[Query], found: Sequence[Candidates], block_size: int) -> Work:
+        """A single one is priced in one dimension: equal shapes take a sixth of the time."""
+        if len(queries) == 1:
+            return self._work_of_one(queries[0], found[0], block_size)
         num_tokens = np.array([[query.num_tokens] for query in queries], np.float64)
-        output_tokens = np.array([[self.output_tokens(query)] for query in queries])
-        lower_blocks = np.stack([own.lower_blocks for own in found])
         return Work(
             num_tokens=num_tokens,
+            num_blocks=np.ceil(num_tokens / block_size),
             block_size=block_size,
-            cached_blocks=np.stack([own.cached_blocks for own in found]),
-            onboard_ms=lower_blocks * self._settings.host_onboard_ms_per_block,
-            output_tokens=output_tokens,
+            cached_blocks=np.array([own.cached_blocks for own in found]),
+            onboard_ms=self._onboard_ms(found),
+            output_tokens=np.array([[self.output_tokens(query)] for query in queries]),
+            has_full_hit=any(
+                own.best_blocks * block_size >= query.num_tokens
+                for query, own in zip(queries, found, strict=True)
+            ),
         )
+
+    def _work_of_one(self, query: Query, found: Candidates, block_size: int) -> Work:
+        lower, per_block_ms = found.lower_blocks, self._settings.host_onboard_ms_per_block
+        return Work(
+            num_tokens=float(query.num_tokens),
+            num_blocks=float(-(-query.num_tokens // block_size)),
+            block_size=block_size,
+            cached_blocks=found.cached_blocks,
+            onboard_ms=None if lower is None else lower * per_block_ms,
+            output_tokens=float(self.output_tokens(query)),
+            has_full_hit=found.best_blocks * block_size >= query.num_tokens,
+        )
+
+    def _onboard_ms(self, found: Sequence[Candidates]) -> Floats | None:
+        if all(own.lower_blocks is None for own in found):
+            return None
+        none = np.zeros(len(self._ledger.books))
+        lower = [none if own.lower_blocks is None else own.lower_blocks for own in found]
+        return np.array(lower) * self._settings.host_onboard_ms_per_block
 
     def weights(self) -> Weights:
         completions = self._ledger.completions
@@ -94,7 +141,8 @@ class _Group(NamedTuple):
 
     rank: int
     work: Work
-    costs: Costs
+    costs: Costs  # of a single request one-dimensional
+    members: list[int]
 
 
 class Prices:
@@ -109,8 +157,10 @@ class Prices:
         now: float,
     ) -> None:
         self._ranker = ranker
+        self._found = found
         self._block_size = block_size
         self._now = now
+        self._weights = ranker.weights()
         self._groups: list[_Group] = []
         self._place: dict[int, tuple[_Group, int]] = {}
         for rank in sorted({query.rank for query in queries}):
@@ -118,22 +168,51 @@ class Prices:
             work = ranker.work(
                 [queries[i] for i in members], [found[i] for i in members], block_size
             )
-            loads = ranker.loads(rank, block_size, now)
-            group = _Group(rank, work, ranker.costs(work, loads))
+            loads = ranker.loads(rank, block_size, now, self._weights)
+            costs = ranker.costs(work, loads, self._weights)
+            if len(members) > 1:
+                costs = _for_each(costs)
+            group = _Group(rank, work, costs, members)
             self._groups.append(group)
             self._place.update({i: (group, at) for at, i in enumerate(members)})
 
     def of(self, index: int) -> Costs:
         """Of `queries[index]`, by row of the books."""
         group, at = self._place[index]
-        return group.costs.of(at)
+        return group.costs.of(at) if len(group.members) > 1 else group.costs
+
+    def at_best(self) -> tuple[list[float], list[float]]:
+        """Of each request, on the best of its candidates: ms to the first token, and tokens that
+        it would have computed."""
+        ttft_ms, uncached = [0.0] * len(self._found), [0.0] * len(self._found)
+        for group in self._groups:
+            costs = group.costs
+            self._put_least(group.members, costs.start_ms + costs.service_ms, ttft_ms)
+            self._put_least(group.members, costs.uncached_tokens, uncached)
+        return ttft_ms, uncached
+
+    def _put_least(self, members: Sequence[int], values: Floats, least_of: list[float]) -> None:
+        by_member = np.atleast_2d(values)
+        least = by_member.min(axis=1).tolist()
+        for at, i in enumerate(members):
+            rows = self._found[i].rows
+            is_every_row = len(rows) == by_member.shape[1]
+            least_of[i] = least[at] if is_every_row else float(by_member[at, rows].min())
 
     def refresh(self, row: int, promised_blocks: float = 0.0) -> None:
         """The books of this worker have changed. `promised_blocks` of it are spoken for."""
         for group in self._groups:
-            loads = self._ranker.loads(group.rank, self._block_size, self._now).at(row)
+            loads = self._ranker.loads_at(
+                row, group.rank, self._block_size, self._now, self._weights
+            )
             if promised_blocks:
-                loads = loads._replace(held_blocks=loads.held_blocks + promised_blocks)
-            column = self._ranker.costs(group.work.at(row), loads)
+                loads = loads.promise(promised_blocks)
+            column = self._ranker.costs(group.work.at(row), loads, self._weights)
             for values, new in zip(group.costs, column, strict=True):
-                values[:, row] = new[:, 0]
+                values[..., row] = new
+
+
+def _for_each(costs: Costs) -> Costs:
+    """With all values by request and worker, to be written to."""
+    shape = costs.service_ms.shape
+    return Costs(*[v if v.shape == shape else np.broadcast_to(v, shape).copy() for v in costs])

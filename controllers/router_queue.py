@@ -49,8 +49,10 @@ class RouterQueue:
 
     def add(self, query: Query, since_s: float) -> None:
         """`since_s`: when it came, which may be earlier than now. An id that waits is replaced."""
+        waiting = {waiter.query.tenant for waiter in self._waiters.values()}
+        if query.tenant not in waiting:  # else it has a turn already
+            self._shares.join(query.tenant, waiting)
         self._waiters[query.request_id] = Waiter(query, since_s)
-        self._shares.join(query.tenant, {w.query.tenant for w in self._waiters.values()})
 
     def remove(self, request_id: str) -> None:
         """Unknown ids change nothing."""

@@ -27,14 +27,16 @@ class Stagger(NamedTuple):
     shares: Floats
 
 
+def alone(num_workers: int) -> Stagger:
+    """For a single router."""
+    return Stagger(np.zeros(num_workers), np.zeros(num_workers))
+
+
 def stagger_of(
     workers: Sequence[str], place: int, num_routers: int, full_iteration_ms: float
 ) -> Stagger:
-    """For the router at `place` of `num_routers`, going around the workers by name. All 0 for a
-    single router."""
+    """For the router at `place` of `num_routers`, going around the workers by name."""
     num = len(workers)
-    if num_routers < 2:
-        return Stagger(np.zeros(num), np.zeros(num))
     order = np.argsort(np.array(workers))
     around = np.empty(num, np.intp)
     around[order] = np.arange(num)

@@ -73,7 +73,9 @@ class Survival:
         A new class is worth what its parent is until the next fit. When there are too many, the
         last known class on the path stands for the new one.
         """
-        class_id = 0
+        class_id = self._id_of.get(path, 0)
+        if class_id:
+            return class_id
         for depth in range(1, len(path) + 1):
             known = self._id_of.get(path[:depth])
             if known is None:

@@ -43,15 +43,20 @@ class TouchedRun:
         self.touch: Touch | None = None
         self.grants: dict[str, Grant] = {}
 
-    def vote(self, label: str) -> None:
-        """`label`: what most uses said it is, or what it continues was said to be (by Boyer and
-        Moore's count, so a wrong label here and there does not matter)."""
-        parent = self.parent
-        if not self.num_votes and parent is not None and parent.num_votes >= CLEAR_VOTES:
-            label = label if parent.is_hub else parent.label
+    def vote(self, label: str, known: str | None = None) -> str | None:
+        """`label`: what this use is called. `known`: what the run that it continues clearly is, if
+        that says anything; a new run is that. Returns what continues this one clearly is.
+
+        By Boyer and Moore's count, so a wrong label here and there does not matter.
+        """
         if not self.num_votes:
-            self.label = label
-        self.num_votes += 1 if self.label == label else -1
+            self.label = label if known is None else known
+            self.num_votes = 1
+        else:
+            self.num_votes += 1 if self.label == label else -1
+        if self.is_hub:
+            return None
+        return self.label if self.num_votes >= CLEAR_VOTES else known
 
     @property
     def is_hub(self) -> bool:

@@ -40,8 +40,12 @@ class Topics:
     def bookings(self) -> str:
         return f"{self.prefix}.bookings"
 
+    @property
+    def uses(self) -> str:
+        return f"{self.prefix}.uses"
+
     def all(self) -> tuple[str, ...]:
-        return (self.kv_events, self.decisions, self.scaling, self.bookings)
+        return (self.kv_events, self.decisions, self.scaling, self.bookings, self.uses)
 
 
 class Record(NamedTuple):

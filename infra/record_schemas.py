@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from controllers.events import Booking, Decision, EventBatch, ScalingDecision
+from controllers.events import BookingBatch, Decision, EventBatch, PrefixUse, ScalingDecision
 
 FOLDER = Path(__file__).with_name("schemas")
 
@@ -19,7 +19,8 @@ TOPIC_TO_TYPE: dict[str, type[msgspec.Struct]] = {
     "kv-events": EventBatch,
     "decisions": Decision,
     "scaling": ScalingDecision,
-    "bookings": Booking,
+    "bookings": BookingBatch,
+    "uses": PrefixUse,
 }
 
 

@@ -77,6 +77,7 @@ class KafkaSettings(Section, frozen=True):
     events_retention_s: Seconds = 21600.0
     decisions_retention_s: Seconds = 86400.0
     bookings_retention_s: Seconds = 600.0
+    uses_retention_s: Seconds = 1800.0
     max_record_bytes: Annotated[int, Meta(ge=10_000)] = 1_000_000
     security: dict[str, str | int | bool | None] = {}  # security_protocol, ssl_*, sasl_*: passed on
 
@@ -117,6 +118,9 @@ class HttpSettings(Section, frozen=True):
     host: str = "127.0.0.1"
     port: Port = 8000
     num_ingress: Positive = 1
+    # Several of them tell each other what they have sent. At least so long between two records of
+    # one; less is fresher and takes more CPU time.
+    bookings_linger_s: Annotated[float, Meta(ge=0, le=0.1)] = 0.01
     num_cpus: Annotated[float, Meta(ge=0)] = 0.0  # Ray resources of one ingress replica
     max_body_bytes: Positive = 8_000_000
     max_ongoing_requests: Positive = 1000  # of one ingress replica

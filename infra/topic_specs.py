@@ -19,6 +19,7 @@ def topic_specs(settings: KafkaSettings) -> dict[str, dict[str, Any]]:
         topics.decisions: settings.decisions_retention_s,
         topics.scaling: settings.decisions_retention_s,
         topics.bookings: settings.bookings_retention_s,
+        topics.uses: settings.uses_retention_s,
     }
     return {
         topic: {

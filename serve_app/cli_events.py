@@ -13,7 +13,17 @@ import msgspec
 import typer
 
 from controllers.errors import BusError, EventError
-from controllers.events import Decision, Event, Load, Snapshot, Stored, WorkerUp, decode_batch
+from controllers.events import (
+    Booking,
+    Decision,
+    Event,
+    Load,
+    Snapshot,
+    Stored,
+    WorkerUp,
+    decode_batch,
+    decode_bookings,
+)
 from infra.event_bus import KafkaBus
 from infra.event_bus_base import Reader, Record, ResetRequired
 from infra.run_state import StateDir
@@ -24,6 +34,7 @@ from serve_app.cli_common import DEFAULT_STATE_DIR, StateDirOption, running
 POLL_S = 0.2
 CONNECT_TIMEOUT_S = 15.0
 MAX_SHOWN_HASHES = 3
+MAX_SHOWN_CHARACTERS = 64
 
 
 class Topic(str, Enum):
@@ -31,6 +42,7 @@ class Topic(str, Enum):
     DECISIONS = "decisions"
     SCALING = "scaling"
     BOOKINGS = "bookings"
+    USES = "uses"
 
 
 def events(
@@ -113,6 +125,8 @@ def lines_of(topic: Topic, value: bytes) -> list[str]:
             return _batch_lines(value)
         if topic is Topic.DECISIONS:
             return [_decision_line(msgspec.json.decode(value, type=Decision))]
+        if topic is Topic.BOOKINGS:
+            return _booking_lines(value)
         return [_flat_line(msgspec.json.decode(value))]
     except (EventError, msgspec.DecodeError) as error:
         return [f"damaged record: {error}"]
@@ -157,6 +171,8 @@ def _fields(values: dict[str, Any]) -> str:
 def _shown(value: Any) -> str:
     if isinstance(value, list):
         return _hashes(value)
+    if isinstance(value, str) and len(value) > MAX_SHOWN_CHARACTERS:
+        return f"{value[:16]}... ({len(value)} characters)"
     return f"{value:.1f}" if isinstance(value, float) else str(value)
 
 
@@ -170,6 +186,24 @@ def _decision_line(decision: Decision) -> str:
         f" (predicted {decision.predicted_cached_tokens}, best {decision.best_cached_tokens})"
         f"  {ttft}  {decision.output_tokens} tokens in {decision.total_ms:.0f} ms"
         f"  {decision.status}"
+    )
+
+
+def _booking_lines(value: bytes) -> list[str]:
+    """A line for each booking, or one that says that the router is there."""
+    batch = decode_bookings(value)
+    head = f"{_clock(batch.ts_ms)}  router {batch.router}  {batch.seq}"
+    if batch.num_parts:
+        head += f"  listing {batch.part + 1} of {batch.num_parts}"
+    lines = [f"{head}  {_booking(booking)}" for booking in batch.bookings]
+    return lines or [f"{head}  {batch.num_open} open"]
+
+
+def _booking(booking: Booking) -> str:
+    return (
+        f"{booking.state}  {booking.request_id}  {booking.worker}"
+        f"  {booking.prefill_tokens} tokens  {booking.num_blocks} blocks"
+        f"  rank {booking.rank}  {booking.service_ms:.1f} ms"
     )
 
 

@@ -14,9 +14,10 @@ from rich.table import Table
 from controllers.errors import EventError, SettingsError, SetupError
 from controllers.events import Decision, decode_batch
 from controllers.retention_policy import BUILT_IN_TYPES, RetentionPolicy
-from controllers.tuning import Judged, Proposal, propose
+from controllers.tuning import FLOOR, LEARNED, PRESENT, TIERS, Judged, Proposal, propose
 from controllers.tuning_record import Record
 from infra.event_bus import KafkaBus
+from infra.run_state import StateDir
 from infra.settings import load_settings
 from serve_app.cli_common import (
     DEFAULT_STATE_DIR,
@@ -24,6 +25,7 @@ from serve_app.cli_common import (
     StateDirOption,
     console,
     print_json,
+    running,
 )
 from serve_app.cli_events import bus_settings, read
 
@@ -47,7 +49,8 @@ def tune(
     """Propose what to keep, with the hit rates that the log's second half would have had."""
     if (events_file is None) != (decisions_file is None):
         raise SetupError("--events and --decisions go together: one names what the other asks for")
-    present = RetentionPolicy() if config is None else load_settings(config).retention
+    is_of_fleet = events_file is None and kafka is None and config is None
+    present = _present(config, state_dir if is_of_fleet else None)
     if events_file is not None and decisions_file is not None:
         record = record_of(_lines(events_file), _lines(decisions_file))
     else:
@@ -64,6 +67,16 @@ def tune(
         print_json(_plain(proposal, record))
     else:
         _print(proposal, record)
+
+
+def _present(config: Path | None, state_dir: Path | None) -> RetentionPolicy:
+    """Of the settings file, else of what runs for the state folder, else the default one."""
+    if config is not None:
+        return load_settings(config).retention
+    if state_dir is None:
+        return RetentionPolicy()
+    running(state_dir)
+    return load_settings(StateDir.at(state_dir).settings_file, env={}).retention
 
 
 def record_of(events: Iterable[bytes], decisions: Iterable[bytes]) -> Record:
@@ -119,32 +132,54 @@ def _lines(path: Path) -> list[bytes]:
 
 
 def _print(proposal: Proposal, record: Record) -> None:
-    kinds = sorted(proposal.judged[0].hits.asked)
-    table = Table(title="Predicted hit rates, second half of the record", title_justify="left")
-    for column in ("policy", "hit %", *kinds, "least of LRU"):
-        table.add_column(column, justify="left" if column == "policy" else "right")
-    for judged in proposal.judged:
-        shares = [f"{100 * judged.hits.rate_of(kind):.1f}" for kind in kinds]
-        least = f"{100 * judged.least_of_lru:.0f} %"
-        table.add_row(judged.name, f"{100 * judged.hits.rate:.1f}", *shares, least)
-    console().print(table)
+    console().print(_table(proposal))
     typer.echo(
+        f"Of the recorded prompts' blocks {record.measured_hit_rate:.1%} were found cached.\n"
         f"Fitted to {proposal.num_fitted} prompts, judged by the {proposal.num_judged} after them; "
         f"{record.num_unknown} of {record.num_decisions} decisions name prompts that the events "
         "do not know.\n"
+        "Gain over the present policy and types: of the second half. A proposal holds if it is "
+        f"better on both halves and leaves every type {FLOOR:.0%} of its LRU hits.\n"
     )
-    typer.echo(f"Best that keeps every floor: {proposal.best.name}\n")
+    if proposal.unknown_types:
+        types = ", ".join(proposal.unknown_types)
+        typer.echo(
+            f"The present policy does not know these types, which are its default: {types}\n"
+        )
+    typer.echo(f"Best that holds: {proposal.best.name}\n")
     for judged in proposal.judged:
-        if judged.policy is not None and judged.name != "present":
+        if judged.policy is not None and judged.name != PRESENT:
             typer.echo(f"# {judged.name}\n{settings_yaml(judged.policy)}")
+
+
+def _table(proposal: Proposal) -> Table:
+    kinds = sorted(proposal.judged[0].hits.asked)
+    table = Table(title="Predicted hit rates of both halves (%)", title_justify="left")
+    columns = ("policy", "1st", "2nd", "gain", *kinds, "least of LRU", "holds")
+    for column in columns:
+        table.add_column(column, justify="left" if column == "policy" else "right")
+    for judged in proposal.judged:
+        is_proposal = judged.name in (TIERS, LEARNED)
+        table.add_row(
+            judged.name,
+            f"{100 * judged.first.rate:.1f}",
+            f"{100 * judged.hits.rate:.1f}",
+            f"{100 * judged.gains[1]:+.1f}",
+            *(f"{100 * judged.hits.rate_of(kind):.1f}" for kind in kinds),
+            f"{judged.least_of_lru:.0%}",
+            ("yes" if judged.holds else "no") if is_proposal else "",
+        )
+    return table
 
 
 def _plain(proposal: Proposal, record: Record) -> dict[str, Any]:
     return {
         "num_decisions": record.num_decisions,
         "num_unknown": record.num_unknown,
+        "measured_hit_rate": record.measured_hit_rate,
         "num_fitted": proposal.num_fitted,
         "num_judged": proposal.num_judged,
+        "unknown_types": proposal.unknown_types,
         "best": proposal.best.name,
         "policies": [_plain_judged(judged) for judged in proposal.judged],
     }
@@ -154,6 +189,9 @@ def _plain_judged(judged: Judged) -> dict[str, Any]:
     return {
         "name": judged.name,
         "hit_rate": judged.hits.rate,
+        "first_half_hit_rate": judged.first.rate,
+        "gains": list(judged.gains),
+        "holds": judged.holds,
         "by_type": {kind: judged.hits.rate_of(kind) for kind in sorted(judged.hits.asked)},
         "least_of_lru": judged.least_of_lru,
         "settings": None if judged.policy is None else yaml.safe_load(settings_yaml(judged.policy)),

@@ -7,6 +7,7 @@ from typing import Any
 
 from controllers.routing_table import RoutingTable
 from controllers.worker_state import WorkerState
+from infra.bookings_feed import BookingsCounters
 from infra.table_feed import TableFeed
 from serve_app.members import Member
 from serve_app.routing_counters import RoutingCounters
@@ -28,6 +29,18 @@ def describe_feed(feed: TableFeed, ingress_id: str) -> dict[str, Any]:
         "log_resets": counters.num_resets,
         "snapshots_asked": counters.num_snapshots_asked,
         "blocks": feed.table.num_blocks(),
+    }
+
+
+def describe_bookings(counters: BookingsCounters | None) -> dict[str, Any] | None:
+    """What was read of other routers' bookings; None while this one is alone."""
+    if counters is None:
+        return None
+    return {
+        "lag_ms": None if counters.lag_ms is None else round(counters.lag_ms, 1),
+        "records_read": counters.num_records,
+        "num_errors": counters.num_bad,
+        "log_resets": counters.num_resets,
     }
 
 

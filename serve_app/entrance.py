@@ -6,9 +6,12 @@ neither workers' caches nor what a request costs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
-from controllers.admission import Admission
+import msgspec
+
+from controllers.admission import Admission, AdmissionSettings
 from controllers.errors import Overloaded
 from controllers.full_gates import FullGates
 from controllers.placement import TableView
@@ -25,16 +28,41 @@ class Entrance:
     def __init__(self, settings: Settings, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._settings = settings
-        self._admission = Admission(
-            settings.admission, _limits_of(settings), settings.http.num_ingress
-        )
+        self._num_gates = 1
+        self._admission = Admission(self._bounds(), _limits_of(settings), settings.http.num_ingress)
         self._full_gates = FullGates()
 
     def configure(self, settings: Settings) -> None:
         """New limits and bounds; nobody inside is sent away."""
         self._settings = settings
+        self._configure()
+
+    def set_gates(self, num_gates: int) -> None:
+        """How many replicas there are. While there is none, as many as before are waited for."""
+        if num_gates not in (0, self._num_gates):
+            self._num_gates = num_gates
+            self._configure()
+
+    def _configure(self) -> None:
+        settings = self._settings
         self._admission.configure(
-            settings.admission, _limits_of(settings), self._clock(), settings.http.num_ingress
+            self._bounds(), _limits_of(settings), self._clock(), settings.http.num_ingress
+        )
+
+    def _bounds(self) -> AdmissionSettings:
+        """Requests wait here instead of at the gates: no more of them than the gates would take,
+        each with one more that is being started, as far as they are this ingress's."""
+        admission, executor = self._settings.admission, self._settings.executor
+        share = self._num_gates / self._settings.http.num_ingress
+        max_requests = math.ceil(share * (executor.max_waiting_requests + 1))
+        max_tokens = admission.max_waiting_tokens
+        if executor.max_waiting_tokens is not None:
+            at_gates = math.ceil(share * executor.max_waiting_tokens)
+            max_tokens = at_gates if max_tokens is None else min(max_tokens, at_gates)
+        return msgspec.structs.replace(
+            admission,
+            max_waiting_requests=min(admission.max_waiting_requests, max_requests),
+            max_waiting_tokens=max_tokens,
         )
 
     @property
@@ -84,12 +112,16 @@ class Entrance:
             raise self._overloaded("every worker has as much waiting as it may", rank)
         return full
 
-    def ttft_left_ms(self, outcome: Outcome) -> float | None:
-        """Of the most that its tier allows for the first token; None: any time is in time."""
-        max_ttft_ms = self._settings.tiers.rule(outcome.ask.tier).max_ttft_ms
-        if max_ttft_ms is None or outcome.has_started:
+    def max_ttft_ms(self, outcome: Outcome) -> float | None:
+        """The most that its tier allows for the first token; None: any time is in time."""
+        if outcome.has_started:
             return None
-        return max_ttft_ms - outcome.elapsed_ms()
+        return self._settings.tiers.rule(outcome.ask.tier).max_ttft_ms
+
+    def ttft_left_ms(self, outcome: Outcome) -> float | None:
+        """What is left of that."""
+        max_ttft_ms = self.max_ttft_ms(outcome)
+        return None if max_ttft_ms is None else max_ttft_ms - outcome.elapsed_ms()
 
     def _overloaded(self, message: str, rank: int) -> Overloaded:
         return Overloaded(message, self._admission.retry_after_s(rank, self._clock()))

@@ -1,6 +1,8 @@
 """The books of one request: where it went, what was predicted, what happened.
 
-Filled while the request runs; becomes the decision record. Does not decide anything.
+Filled while the request runs; becomes the decision record. Does not decide anything. A prompt that
+is computed in pieces is one request here: what was cached is what its first piece found, and its
+decision the one by which that was sent.
 """
 
 from __future__ import annotations
@@ -10,9 +12,13 @@ from collections.abc import Callable
 
 from controllers.errors import Overloaded
 from controllers.events import SCHEMA, Decision, hex_of
-from controllers.placement import Placed
+from controllers.placement import Sent
+from controllers.retention import Retention
 from serve_app.executors.base import TokenChunk
 from serve_app.fleet import Ask, Route
+
+# So many pieces of an attempt may leave nothing behind; then the rest of the prompt goes out whole.
+MAX_VAIN_PIECES = 2
 
 
 class Outcome:
@@ -27,22 +33,63 @@ class Outcome:
         self.interrupt: Callable[[], object] = _nothing  # ends the wait of whoever runs it
         self.failed_workers: set[str] = set()
         self.refused: set[str] = set()  # replicas that were full in this attempt
+        self.planned: tuple[str, Retention] | None = None  # for the worker it went to last
         self.cached_tokens: int | None = None
         self.num_output_tokens = 0
+        # What is under way now: so many leading tokens of the prompt; None: all of it.
+        self.piece_tokens: int | None = None
+        self.uncached_tokens = 0  # of that, as predicted
+        self.num_pieces = 0  # that have ended
         self._num_left = ask.request.sampling.n
         self._clock = clock
-        self._started_at = clock()
+        self.started_at = clock()
+        self._attempt_at = self.started_at
         self._first_at: float | None = None
+        self._waited_ms = 0.0  # in the router
         self._queue_ms: float | None = None
+        self._is_going_on = False  # a piece has ended, and nothing has been sent since
+        self._computed_tokens = 0  # leading tokens, by pieces of this attempt
+        self._num_vain = 0
 
-    def on_placed(self, placed: Placed) -> None:
+    def on_sent(self, sent: Sent, waited_ms: float) -> None:
+        """It, or a piece of it, goes to a worker, after waiting for that in the router."""
+        placed = sent.placed
+        self._waited_ms += waited_ms
         self.route.worker = placed.worker
+        self.piece_tokens = sent.num_tokens
+        num_tokens = self.current.num_tokens if sent.num_tokens is None else sent.num_tokens
+        self.uncached_tokens = max(0, num_tokens - placed.predicted_cached_tokens)
+        if self._is_going_on:
+            self._is_going_on = False
+            return
         self.route.reason = placed.reason
         self.route.predicted_cached_tokens = placed.predicted_cached_tokens
         self.route.best_cached_tokens = placed.best_cached_tokens
         self.route.predicted_ttft_ms = placed.predicted_ttft_ms
         self.route.num_candidates = placed.num_candidates
         self.route.num_attempts += 1
+
+    def on_piece_end(self) -> None:
+        """The piece under way is computed; the request waits again."""
+        assert self.piece_tokens is not None, "a piece is under way"
+        self.num_pieces += 1
+        self._num_vain += self.piece_tokens <= self._computed_tokens
+        self._computed_tokens = max(self._computed_tokens, self.piece_tokens)
+        self._is_going_on = True
+
+    def on_failed(self, is_refusal: bool) -> None:
+        """What is under way failed on its worker, or was refused there. The next attempt goes
+        elsewhere, and how long a failure took is not its fault."""
+        self.failed_workers.add(self.route.worker)
+        self._is_going_on = False
+        self._computed_tokens = self._num_vain = 0
+        if not is_refusal:
+            self._attempt_at = self._clock()
+
+    @property
+    def is_whole(self) -> bool:
+        """Pieces of it leave nothing behind: it must go out whole."""
+        return self._num_vain >= MAX_VAIN_PIECES
 
     def on_chunk(self, chunk: TokenChunk) -> bool:
         """Book a chunk; True for the first one with a token (or an end)."""
@@ -64,7 +111,11 @@ class Outcome:
 
     def elapsed_ms(self) -> float:
         """Since the request came."""
-        return (self._clock() - self._started_at) * 1e3
+        return (self._clock() - self.started_at) * 1e3
+
+    def attempt_s(self) -> float:
+        """Since it came, or since a worker failed it."""
+        return self._clock() - self._attempt_at
 
     def refuse(self, why: Overloaded) -> None:
         """It has not started and must give way."""
@@ -95,15 +146,16 @@ class Outcome:
             best_cached_tokens=self.route.best_cached_tokens,
             cached_tokens=self.cached_tokens or 0,
             predicted_ttft_ms=round(self.route.predicted_ttft_ms, 3),
-            ttft_ms=None if first is None else round((first - self._started_at) * 1e3, 3),
-            queue_ms=self._queue_ms,
-            total_ms=round((now - self._started_at) * 1e3, 3),
+            ttft_ms=None if first is None else round((first - self.started_at) * 1e3, 3),
+            queue_ms=None if self._queue_ms is None else self._waited_ms + self._queue_ms,
+            total_ms=round((now - self.started_at) * 1e3, 3),
             output_tokens=self.num_output_tokens,
             num_attempts=self.route.num_attempts,
             status=self.status,
             prompt_hash=hex_of(self.ask.hashes[-1]) if self.ask.hashes else None,
             system_tokens=self.ask.spans.system_end,
             history_tokens=self.ask.spans.history_end,
+            num_pieces=self.num_pieces,
         )
 
 

@@ -100,7 +100,7 @@ class RayFleet:
             self._warm_start.observe(ask)
             async for chunk in self._attempts(outcome):
                 if outcome.on_chunk(chunk):
-                    self._routing.first_token(ask.request.request_id)
+                    self._routing.attempts.first_token(ask.request.request_id)
                 if outcome.is_complete:
                     # Before the last chunk goes out: a client's next turn may follow it at once,
                     # and must not find this one still booked on its worker.
@@ -129,12 +129,12 @@ class RayFleet:
         num_failures = 0
         while num_failures < self._routing.failover.max_attempts:
             try:
-                async for chunk in self._one_attempt(request_id):
-                    yield progress.on_chunk(chunk)
+                async for chunk in self._one_attempt(outcome, progress):
+                    yield chunk
                 return
             except WorkerFull as error:
                 refusal = error  # nothing ran; another worker may have room
-                self._routing.failed(request_id, is_refusal=True)
+                self._routing.attempts.failed(request_id, is_refusal=True)
             except NotReady as error:
                 if not progress.has_started:
                     raise refusal or error from None
@@ -144,7 +144,7 @@ class RayFleet:
                 if outcome.is_complete:
                     return  # it died after the last chunk
                 logger.warning("request %s: %s: %s", request_id, outcome.route.worker, error)
-                self._routing.failed(request_id)
+                self._routing.attempts.failed(request_id)
                 if progress.has_started and not self._go_on(outcome, progress):
                     break
         if failure is None and refusal is not None:
@@ -162,14 +162,27 @@ class RayFleet:
         """One try, at the worker it is pinned to; the answer is dropped."""
         outcome = self._routing.begin_quietly(ask)
         try:
-            async for _ in self._one_attempt(ask.request.request_id):
+            async for _ in self._one_attempt(outcome, Progress(ask)):
                 pass
         except (ActorDiedError, ActorUnavailableError) as error:
             raise ExecutorDead(f"worker {ask.pinned_worker} died") from error
         finally:
             self._routing.finish_quietly(outcome)
 
-    async def _one_attempt(self, request_id: str) -> AsyncIterator[TokenChunk]:
+    async def _one_attempt(self, outcome: Outcome, progress: Progress) -> AsyncIterator[TokenChunk]:
+        """Pieces of the prompt as long as the router cuts it, then the request itself."""
+        request_id = outcome.ask.request.request_id
+        while True:
+            async for chunk in self._one_call(request_id):
+                if outcome.piece_tokens is None:
+                    yield progress.on_chunk(chunk)
+                else:
+                    progress.on_piece_chunk(chunk)
+            if outcome.piece_tokens is None:
+                return
+            self._routing.attempts.piece_ended(request_id)
+
+    async def _one_call(self, request_id: str) -> AsyncIterator[TokenChunk]:
         answers = self._stream.remote(request_id=request_id, call=b"")
         try:
             async for data in answers:

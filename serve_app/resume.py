@@ -35,9 +35,13 @@ class Progress:
         self._tokens.extend(chunk.token_ids)
         if chunk.cached_tokens is None:
             return chunk
+        self.on_piece_chunk(chunk)
+        return msgspec.structs.replace(chunk, cached_tokens=self._cached_tokens)
+
+    def on_piece_chunk(self, chunk: TokenChunk) -> None:
+        """Of a piece: its token is nobody's, what it found cached is the request's."""
         if self._cached_tokens is None:
             self._cached_tokens = chunk.cached_tokens
-        return msgspec.structs.replace(chunk, cached_tokens=self._cached_tokens)
 
     def rest(self, block_size: int) -> Ask:
         """The request that goes on behind the tokens so far."""

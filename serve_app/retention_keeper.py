@@ -1,54 +1,116 @@
 """The learned retention policy in an ingress process: its lock, its clock, its requests under way.
 
-Learns from the requests of this process and from what the log says was removed. Plans when a
-request's worker is known, as promises are bounded by the room on that worker. Does not decide what
-is kept (`controllers.learned_retention`) or whether the policy is used: a request without
-`Ask.prompt_use` keeps the retention that it came with.
+Learns from the requests of this process, from those of the other ingresses if there are any, and
+from what the log says was removed. Plans when a request's worker is known, as promises are bounded
+by the room on that worker. Does not decide what is kept (`controllers.learned_retention`) or
+whether the policy is used: a request without `Ask.prompt_use` keeps the retention that it came
+with.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any, NamedTuple
 
-from controllers.events import ints_of
+from controllers.events import PrefixUse, ints_of
 from controllers.learned_retention import LearnedRetention, Use
 from controllers.retention import Retention
+from controllers.shared_uses import SharedUses, UseRecords
+from infra.event_bus_base import Bus, Topics
+from infra.settings import Settings
 from serve_app.outcome import Outcome
+from serve_app.use_exchange import UseExchange
+
+
+class Plan(NamedTuple):
+    """Of a request under way, for the worker that it was sent to last."""
+
+    use: Use
+    worker: str
+    retention: Retention
 
 
 class RetentionKeeper:
-    """Called by the event loop and by the table feed's thread."""
+    """Called by the event loop, the table feed's thread and the exchange's. `router`: its id."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, settings: Settings, bus: Bus, router: str, clock: Callable[[], float]
+    ) -> None:
+        self._bus = bus
+        self._clock = clock
+        self._topic = Topics(settings.kafka.topic_prefix).uses
         self._lock = threading.Lock()
         self._learned = LearnedRetention()
-        self._uses: dict[str, Use] = {}
+        self._shared = SharedUses(self._learned, router, settings.executor.block_size)
+        self._records = UseRecords(router)
+        self._exchange: UseExchange | None = None
+        self._plans: dict[str, Plan] = {}  # the event loop's
+
+    def configure(self, settings: Settings) -> None:
+        """Ingresses tell each other only if several of them learn."""
+        is_shared = settings.retention.policy == "learned" and settings.http.num_ingress > 1
+        if is_shared and self._exchange is None:
+            self._exchange = self.open_exchange()
+            self._exchange.start()
+        elif not is_shared:
+            self.close()
+
+    def open_exchange(self) -> UseExchange:
+        """Without its thread: whoever calls its `turn` is the thread."""
+        return UseExchange(self._bus, self._topic, self._heard, self._clock)
+
+    def close(self) -> None:
+        if self._exchange is not None:
+            self._exchange.close()
+            self._exchange = None
 
     def set_workers(self, num_blocks: dict[str, int]) -> None:
         with self._lock:
             self._learned.set_workers(num_blocks)
 
     def retention(self, outcome: Outcome, now: float) -> Retention:
-        """For the worker that the request goes to now; after a failure, for the next one."""
-        ask = outcome.ask
+        """For the worker that the request goes to now; after a failure, for the next one. Pieces of
+        a prompt that go to one worker are parts of one plan."""
+        ask, worker = outcome.ask, outcome.route.worker
         if ask.prompt_use is None:
             return ask.request.retention
+        request_id = ask.request.request_id
+        before = self._plans.get(request_id)
+        if before is not None and before.worker == worker:
+            return before.retention
         with self._lock:
-            use = self._uses.get(ask.request.request_id)
-            if use is None:
-                use = self._learned.use(ask.prompt_use, now)
-                self._uses[ask.request.request_id] = use
-            return self._learned.promise(use, outcome.route.worker, now)
+            use = self._learned.use(ask.prompt_use, now) if before is None else before.use
+            plan = Plan(use, worker, self._learned.promise(use, worker, now))
+        self._plans[request_id] = plan
+        self._tell_sent(request_id, plan, is_first=before is None)
+        return plan.retention
 
     def finished(self, outcome: Outcome, now: float) -> None:
         """Of a request that came to no worker there is nothing to learn."""
+        request_id, cached = outcome.ask.request.request_id, outcome.cached_tokens
+        plan = self._plans.pop(request_id, None)
+        if plan is None:
+            return
+        num_blocks = None if cached is None else cached // plan.use.prompt.block_size
         with self._lock:
-            use = self._uses.pop(outcome.ask.request.request_id, None)
-            if use is not None:
-                cached = outcome.cached_tokens
-                num_blocks = None if cached is None else cached // use.prompt.block_size
-                self._learned.finished(use, num_blocks, now)
+            self._learned.finished(plan.use, num_blocks, now)
+        if self._exchange is not None:
+            self._exchange.publish(
+                self._records.done(request_id, plan.worker, num_blocks, _wall_ms())
+            )
+
+    def _tell_sent(self, request_id: str, plan: Plan, is_first: bool) -> None:
+        if self._exchange is None:
+            return
+        worker, ts_ms = plan.worker, _wall_ms()
+        self._exchange.publish(
+            self._records.sent(request_id, worker, plan.use.prompt, ts_ms)
+            if is_first
+            else self._records.sent_again(request_id, worker, ts_ms)
+        )
 
     def removed(self, worker: str, hexes: Sequence[str], now: float) -> None:
         """The log says so."""
@@ -62,3 +124,27 @@ class RetentionKeeper:
         """At least once a second, apart from the requests."""
         with self._lock:
             self._learned.fit_if_due(now)
+            self._shared.give_up(now)
+
+    def describe(self) -> dict[str, Any]:
+        """Part of the JSON of GET /fleet."""
+        exchange = self._exchange
+        with self._lock:
+            return {
+                "remembered_blocks": self._learned.num_blocks,
+                "is_shared": exchange is not None,
+                "others": {
+                    **asdict(self._shared.counters),
+                    "num_running": self._shared.num_running,
+                    "num_bad": exchange.num_bad if exchange else 0,
+                    "num_unsent": exchange.num_unsent if exchange else 0,
+                },
+            }
+
+    def _heard(self, record: PrefixUse, at: float) -> None:
+        with self._lock:
+            self._shared.apply(record, at)
+
+
+def _wall_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,4 +1,5 @@
-"""The Serve request router: ids in, a replica out. Every decision is `serve_app.routing`'s.
+"""The Serve request router: ids in, a replica out, once a worker should start the request. Every
+decision is `serve_app.routing`'s, and who waits for one waits there.
 
 Serve pickles this module by value into the caller's process, so it must hold no state of its own:
 `routing.current()` is the process's one state, in an importable module. It overrides
@@ -26,7 +27,7 @@ REJECTED_PAUSE_S = 0.01
 
 
 class KvAwareRouter(RequestRouter):  # type: ignore[misc]
-    """Sends each request to the worker that `routing.current().place` names."""
+    """Sends each request to the worker that `routing.current().attempts` names."""
 
     def initialize_state(self, **kwargs: Any) -> None:
         self._routing = routing.current()
@@ -48,14 +49,19 @@ class KvAwareRouter(RequestRouter):  # type: ignore[misc]
         self, pending_request: PendingRequest, *, is_retry: bool = False
     ) -> RunningReplica:
         request_id = pending_request.kwargs["request_id"]
-        refused = self._routing.refused(request_id)
+        refused = self._routing.attempts.refused(request_id)
         if is_retry:
             await self._note_refusal(request_id, refused)
         else:
             refused.clear()
         while True:
             await self._some_replica()
-            uid = self._routing.place(request_id, refused)
+            try:
+                uid = await self._routing.attempts.place(request_id)
+            except NotReady:
+                if self._by_uid:
+                    raise
+                continue  # the last replica went while the request waited for a worker
             replica = self._by_uid.get(uid)
             if replica is not None:
                 self._set_payload(pending_request, request_id)
@@ -66,7 +72,7 @@ class KvAwareRouter(RequestRouter):  # type: ignore[misc]
 
     def _set_payload(self, pending_request: PendingRequest, request_id: str) -> None:
         """The call carries the prediction, which is known only now (kwargs are sent after this)."""
-        pending_request.kwargs["call"] = self._routing.encode_call(request_id)
+        pending_request.kwargs["call"] = self._routing.attempts.encode_call(request_id)
 
     async def _some_replica(self) -> None:
         deadline = asyncio.get_running_loop().time() + MAX_WAIT_FOR_REPLICA_S
@@ -79,7 +85,7 @@ class KvAwareRouter(RequestRouter):  # type: ignore[misc]
                 raise NotReady("no worker is up", MAX_WAIT_FOR_REPLICA_S) from None
 
     async def _note_refusal(self, request_id: str, refused: set[str]) -> None:
-        refused.add(self._routing.replica_of(request_id))
+        refused.add(self._routing.attempts.replica_of(request_id))
         if refused >= self._by_uid.keys():
             refused.clear()
             await asyncio.sleep(REJECTED_PAUSE_S)

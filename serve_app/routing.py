@@ -3,39 +3,39 @@
 Importable state on purpose: Serve pickles the router class by value, so only a module can hold
 what the router, the fleet and the HTTP edge share. `install` is called once by the ingress. Knows
 neither Ray nor HTTP; decides nothing: who is let in says `entrance`, where a request goes `placer`,
-what is kept of it `retention_keeper`.
+what is kept of it `retention_keeper`, what happens to it in between `attempts`.
 """
 
 from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-
-import msgspec
 
 from controllers.blocks import HASH_SCHEME
 from controllers.errors import ExecutorDead, Overloaded
 from controllers.events import Load
-from controllers.placement import Query
-from controllers.replica_meter import TierTarget
 from controllers.routing_table import RoutingTable
 from infra.event_bus_base import Bus, Topics
 from infra.settings import Settings
 from infra.settings_sections import FailoverSettings
 from infra.table_feed import TableFeed
+from serve_app.attempts import Attempts, query_of
 from serve_app.decision_log import DecisionLog
-from serve_app.describe import describe_feed, describe_routing, describe_workers
+from serve_app.describe import (
+    describe_bookings,
+    describe_feed,
+    describe_routing,
+    describe_workers,
+)
 from serve_app.entrance import Entrance
 from serve_app.executors.base import ExecutorInfo
 from serve_app.fleet import Ask, Route
-from serve_app.members import dp_rank_of, replica_of
 from serve_app.membership import Membership
 from serve_app.outcome import Outcome
 from serve_app.placer import Placer
 from serve_app.retention_keeper import RetentionKeeper
-from serve_app.wire import Call, encode_call
 
 
 class Routing:
@@ -57,7 +57,7 @@ class Routing:
         self._clock = clock
         topics = Topics(settings.kafka.topic_prefix)
         self._entrance = Entrance(settings, clock)
-        self._retention = RetentionKeeper()
+        self._retention = RetentionKeeper(settings, bus, self.id, clock)
         self._feed = TableFeed(
             bus=bus,
             topics=topics,
@@ -67,10 +67,27 @@ class Routing:
             on_removed=self._retention.removed,
             clock=clock,
         )
-        self._placement = Placer(settings, self._feed.table, seed)
+        self._placement = Placer(
+            settings,
+            self._feed.table,
+            bus,
+            router=self.id,
+            seed=seed,
+            clock=clock,
+            exclude_of=lambda query: self.attempts.excluded(query),
+        )
         self._members = Membership(clock)
         self._log = DecisionLog(bus, topics.decisions)
         self._in_flight: dict[str, Outcome] = {}
+        self.attempts = Attempts(
+            settings,
+            self._in_flight,
+            self._placement,
+            self._entrance,
+            self._retention,
+            self._members,
+            clock,
+        )
         self._on_new_workers: Callable[[list[str]], None] | None = None
 
     def start(
@@ -84,13 +101,16 @@ class Routing:
 
     def close(self) -> None:
         self._feed.close()
+        self._placement.close()
+        self._retention.close()
         self._log.close()
 
     def configure(self, settings: Settings) -> None:
         """New policies; what is known of the fleet stays."""
-        self._settings = settings
-        self._placement.configure(settings.routing)
+        self._settings = self.attempts.settings = settings
+        self._placement.configure(settings)
         self._entrance.configure(settings)
+        self._retention.configure(settings)
 
     def set_members(self, metadata: Mapping[str, Mapping[str, Any]]) -> None:
         """Replica id -> what the replica said of itself when it became ready."""
@@ -98,6 +118,7 @@ class Routing:
         self._members.replace(metadata, self._settings.events.ready_timeout_s)
         workers, num_blocks = self._members.workers(), self._members.num_blocks()
         self._feed.set_members(workers)
+        self._entrance.set_gates(len(self._members.by_replica))
         self._placement.set_workers(num_blocks)
         self._retention.set_workers(num_blocks)
         new_workers = sorted(set(workers) - known)
@@ -127,66 +148,8 @@ class Routing:
         self._in_flight[ask.request.request_id] = outcome
         for request_id, why in displaced.items():
             self._in_flight[request_id].refuse(why)
+            self._placement.withdraw(request_id)
         return outcome
-
-    def place(self, request_id: str, refused: Collection[str] = ()) -> str:
-        """Choose and reserve; the replica id. Raises NotReady when every worker is refused,
-        Overloaded when all gates are full or none can be in time."""
-        outcome = self._in_flight[request_id]
-        workers = set(self._members.workers())
-        excluded = self._members.workers_of(refused) | outcome.failed_workers
-        excluded |= self._entrance.full_gates(outcome.ask, workers - excluded)
-        query = query_of(outcome.current, self._entrance.ttft_left_ms(outcome))
-        placed = self._placement.choose(query, workers, excluded, self._clock())
-        outcome.on_placed(placed)
-        return replica_of(placed.worker)
-
-    def refused(self, request_id: str) -> set[str]:
-        """The router's note of replicas that were full; it lives as long as the request."""
-        return self._in_flight[request_id].refused
-
-    def replica_of(self, request_id: str) -> str:
-        return replica_of(self._in_flight[request_id].route.worker)
-
-    def encode_call(self, request_id: str) -> bytes:
-        """What the chosen replica receives."""
-        outcome = self._in_flight[request_id]
-        ask, tier = outcome.current, self._settings.tiers.rule(outcome.ask.tier)
-        left_ms = self._entrance.ttft_left_ms(outcome)
-        return encode_call(
-            Call(
-                request=msgspec.structs.replace(
-                    ask.request,
-                    dp_rank=dp_rank_of(outcome.route.worker),
-                    retention=self._retention.retention(outcome, self._clock()),
-                ),
-                uncached_tokens=ask.num_tokens - outcome.route.predicted_cached_tokens,
-                first_token_timeout_s=tier.first_token_timeout_s,
-                inter_token_timeout_s=tier.inter_token_timeout_s,
-                tenant_weight=self._entrance.weight_of(ask.tenant),
-                max_wait_s=None if left_ms is None else left_ms / 1e3,
-                target=TierTarget(outcome.ask.tier, tier.rank, tier.ttft_slo_ms, tier.itl_slo_ms),
-            )
-        )
-
-    def failed(self, request_id: str, is_refusal: bool = False) -> None:
-        """The worker of this attempt failed; the next attempt must go elsewhere.
-
-        So do other requests for a while, unless it only refused.
-        """
-        outcome = self._in_flight[request_id]
-        worker, now = outcome.route.worker, self._clock()
-        outcome.failed_workers.add(worker)
-        if is_refusal:
-            self._entrance.gate_refused(outcome)
-            self._placement.release(request_id, 0, now)
-        else:
-            self._placement.failed(request_id, worker, now)
-
-    def first_token(self, request_id: str) -> None:
-        outcome = self._in_flight[request_id]
-        self._placement.first_token(request_id, outcome.route.worker, self._clock())
-        self._entrance.started(outcome)
 
     def finish(self, outcome: Outcome, status: str) -> None:
         """Release what was reserved, tell the log what came of it. The first call counts."""
@@ -207,10 +170,10 @@ class Routing:
         self._forget(outcome)
 
     def _forget(self, outcome: Outcome) -> None:
-        request_id, now = outcome.ask.request.request_id, self._clock()
+        request_id = outcome.ask.request.request_id
         self._in_flight.pop(request_id, None)
-        self._placement.release(request_id, outcome.num_output_tokens, now)
-        self._retention.finished(outcome, now)
+        self._placement.release(request_id, outcome.num_output_tokens)
+        self._retention.finished(outcome, self._clock())
 
     def overlap(self, worker: str, hashes: Sequence[int]) -> int | None:
         """Leading blocks that the worker is known to hold; None if it is no member."""
@@ -231,6 +194,7 @@ class Routing:
     def check_health(self) -> None:
         if not self._feed.is_alive():
             raise ExecutorDead("the table feed has ended")
+        self._placement.check_health()
 
     def _on_load(self, worker: str, load: Load, now: float) -> None:
         self._retention.tick(now)
@@ -247,27 +211,18 @@ class Routing:
                 "workers": describe_workers(
                     self._feed.table, self._members.by_replica, self._clock()
                 ),
+                "retention": self._retention.describe(),
+                "bookings": describe_bookings(self._placement.bookings()),
                 "routing": {
                     **describe_routing(self._log.counters),
                     "in_flight": len(self._in_flight),
                     "waiting": self._entrance.num_waiting,
+                    "held": self._placement.num_held,
+                    "pieces": self.attempts.num_pieces,
                     "reserved": self._placement.num_reserved,
                     "reservations_expired": self._placement.num_expired,
                 },
             }
-
-
-def query_of(ask: Ask, max_ttft_ms: float | None = None) -> Query:
-    return Query(
-        request_id=ask.request.request_id,
-        hashes=ask.hashes,
-        num_tokens=ask.num_tokens,
-        rank=ask.request.service_rank,
-        max_ttft_ms=max_ttft_ms,
-        request_type=ask.request_type,
-        expected_output_tokens=None,
-        pinned=ask.pinned_worker,
-    )
 
 
 _current: list[Routing] = []

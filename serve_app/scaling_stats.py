@@ -80,7 +80,14 @@ class ScalingStats:
         with self._lock:
             self._caches[request.dp_rank].on_request(request.retention)
             now = self._clock()
-            self._meter.arrived(request.request_id, call.target, call.uncached_tokens, now)
+            self._meter.arrived(
+                request.request_id,
+                call.target,
+                call.uncached_tokens,
+                now,
+                waited_s=call.waited_s,
+                is_piece=call.is_piece,
+            )
 
     def on_events(self, dp_rank: int, events: Sequence[Event]) -> None:
         if not events:

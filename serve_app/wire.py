@@ -20,7 +20,8 @@ class Call(msgspec.Struct, frozen=True, array_like=True, tag="call"):
 
     The times say how long the executor may take for the first token and between two, in s.
     `tenant_weight` and `max_wait_s` are for the gate too; tenant and rank are the request's.
-    `target` is what its tier promises, for the replica's own measurements.
+    `target` is what its tier promises, and `waited_s` for how long it has waited, for the replica's
+    own measurements; for these a piece of a prompt is no request.
     """
 
     request: GenerateRequest
@@ -30,6 +31,8 @@ class Call(msgspec.Struct, frozen=True, array_like=True, tag="call"):
     tenant_weight: float = 1.0
     max_wait_s: float | None = None
     target: TierTarget = TierTarget()
+    waited_s: float = 0.0
+    is_piece: bool = False
 
 
 class Chunks(msgspec.Struct, frozen=True, array_like=True, tag="chunks"):

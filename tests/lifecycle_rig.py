@@ -148,10 +148,10 @@ class Handle:
         return Broadcast()
 
     async def _placed(self, request_id: str) -> AsyncIterator[bytes]:
-        refused = self._routing.refused(request_id)
+        refused = self._routing.attempts.refused(request_id)
         refused.clear()
-        replica = self._by_name[self._routing.place(request_id, refused)]
-        stream = replica.generate(self._routing.encode_call(request_id))
+        replica = self._by_name[await self._routing.attempts.place(request_id)]
+        stream = replica.generate(self._routing.attempts.encode_call(request_id))
         async with aclosing(stream) as answers:  # type: ignore[type-var]
             async for data in answers:
                 yield data
@@ -192,7 +192,7 @@ class Rig:
         """Every counter that is not zero."""
         found: dict[str, Any] = {}
         routing = self.routing.describe()["routing"]
-        for name in ("in_flight", "waiting", "reserved", "reservations_expired"):
+        for name in ("in_flight", "waiting", "held", "reserved", "reservations_expired"):
             found[name] = routing[name]
         found["calls"] = len(self.handle.calls)
         for replica in self.replicas:

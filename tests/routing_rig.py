@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
@@ -83,6 +84,10 @@ class Rig:
         self.routing.set_members({name: metadata(name) for name in replicas})
         self._producer = self.bus.producer()
         self._seq: dict[str, int] = {}
+
+    def place(self, request_id: str) -> str:
+        """From outside of any loop; for requests that need not wait."""
+        return asyncio.run(self.routing.attempts.place(request_id))
 
     def publish(self, worker: str, *events: Event) -> None:
         seq = self._seq.get(worker, 0)

@@ -140,6 +140,46 @@ def test_a_flat_record() -> None:
     ]
 
 
+def test_the_hashes_of_a_use_are_not_printed_in_full() -> None:
+    record = ev.PrefixUse(
+        schema=1, ts_ms=TS_MS, router="r1", seq=0, request_id="q", state="sent", worker="a-0",
+        request_type="agent", num_tokens=170, block_size=32, hashes="".join(HASHES),
+    )  # fmt: skip
+    assert lines_of(Topic.USES, ev.encode(record)) == [
+        "03:04:05.678  router r1  seq 0  request_id q  state sent  worker a-0  request_type agent"
+        "  num_tokens 170  block_size 32  hashes 0000000000000001... (80 characters)"
+    ]
+
+
+def test_bookings() -> None:
+    sent = ev.Booking(
+        request_id="q1",
+        worker="a-0",
+        state="sent",
+        prefill_tokens=100,
+        num_blocks=4,
+        rank=1,
+        service_ms=12.34,
+    )
+    done = ev.Booking(request_id="q2", worker="b-0", state="done", prefill_tokens=7, num_blocks=1)
+    record = ev.BookingBatch(
+        schema=1, ts_ms=TS_MS, router="r1", seq=5, num_open=3, bookings=[sent, done]
+    )
+    assert lines_of(Topic.BOOKINGS, ev.encode(record)) == [
+        "03:04:05.678  router r1  5  sent  q1  a-0  100 tokens  4 blocks  rank 1  12.3 ms",
+        "03:04:05.678  router r1  5  done  q2  b-0  7 tokens  1 blocks  rank 0  0.0 ms",
+    ]
+    listing = ev.BookingBatch(
+        schema=1, ts_ms=TS_MS, router="r1", seq=6, num_open=0, bookings=[], num_parts=1
+    )
+    assert lines_of(Topic.BOOKINGS, ev.encode(listing)) == [
+        "03:04:05.678  router r1  6  listing 1 of 1  0 open"
+    ]
+    assert lines_of(Topic.BOOKINGS, b"{}") == [
+        "damaged record: bookings record: Object missing required field `schema`"
+    ]
+
+
 def test_a_decision() -> None:
     record = ev.Decision(
         schema=1,

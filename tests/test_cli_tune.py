@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from controllers.errors import SettingsError, SetupError
 from controllers.events import encode
+from controllers.tuning import FLOOR, MIN_GAIN
 from infra.settings import to_settings
 from serve_app.cli_app import app
 from serve_app.cli_tune import record_of, tune
@@ -39,13 +40,17 @@ def test_a_dump_gives_rates_and_settings_that_can_be_used(tmp_path: Path) -> Non
     assert [each["name"] for each in report["policies"]] == [
         "lru", "present", "proposed tiers", "learned",
     ]  # fmt: skip
+    for each in report["policies"]:
+        assert len(each["gains"]) == 2
+        assert each["holds"] is (min(each["gains"]) >= MIN_GAIN and each["least_of_lru"] >= FLOOR)
     for each in report["policies"][1:]:
         assert to_settings(each["settings"]).retention.policy in ("static", "learned")
 
 
 def test_the_table_ends_with_settings_to_copy(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, dump(tmp_path, 20), catch_exceptions=False)
-    assert "Best that keeps every floor" in done.stdout
+    assert "Predicted hit rates of both halves" in done.stdout
+    assert "Best that holds: " in done.stdout
     learned = done.stdout[done.stdout.index("# learned") :]
     assert yaml.safe_load(learned) == {"retention": {"policy": "learned"}}
 

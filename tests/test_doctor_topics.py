@@ -47,7 +47,7 @@ def with_config(key: str, value: str) -> BusFacts:
 
 def test_all_is_well() -> None:
     assert bad(facts_of(SETTINGS)) == []
-    assert len(check_bus(facts_of(SETTINGS), SETTINGS)) == 8
+    assert len(check_bus(facts_of(SETTINGS), SETTINGS)) == 9
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,8 @@ def test_security_settings_are_taken():
         "ssl_check_hostname": True,
     }
     bus = KafkaBus(KafkaSettings(bootstrap_servers="a:1", topic_prefix="p", security=security))
-    assert bus.topics.all() == ("p.kv-events", "p.decisions", "p.scaling", "p.bookings")
+    names = ("kv-events", "decisions", "scaling", "bookings", "uses")
+    assert bus.topics.all() == tuple(f"p.{name}" for name in names)
 
 
 def test_missing_checksum_library(monkeypatch):

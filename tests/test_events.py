@@ -9,6 +9,7 @@ from controllers.errors import EventError
 from controllers.events import (
     SCHEMA,
     Booking,
+    BookingBatch,
     Cleared,
     Decision,
     EventBatch,
@@ -24,6 +25,7 @@ from controllers.events import (
     WorkerDown,
     WorkerUp,
     decode_batch,
+    decode_bookings,
     encode,
     hex_of,
     hexes_of,
@@ -156,21 +158,68 @@ def test_events_are_tagged_and_defaults_left_out():
         ScalingDecision(
             schema=SCHEMA, ts_ms=1, deployment="d", num_replicas=1, target_replicas=2, reason="r"
         ),
-        Booking(
-            schema=SCHEMA,
-            ts_ms=1,
-            router="x",
-            worker="r1/0",
-            request_id="q",
-            state="sent",
-            prefill_tokens=10,
-            num_blocks=3,
-        ),
     ],
     ids=lambda record: type(record).__name__,
 )
 def test_flat_records_survive_the_wire(record):
     assert msgspec.json.decode(encode(record), type=type(record)) == record
+
+
+BOOKINGS = BookingBatch(
+    schema=SCHEMA,
+    ts_ms=1,
+    router="x",
+    seq=3,
+    num_open=2,
+    bookings=[
+        Booking(
+            request_id="q",
+            worker="r1/0",
+            state="sent",
+            prefill_tokens=10,
+            num_blocks=3,
+            rank=1,
+            service_ms=2.5,
+        ),
+        Booking(request_id="r", worker="r1/0", state="done", prefill_tokens=0, num_blocks=0),
+    ],
+    part=1,
+    num_parts=2,
+)
+
+
+def test_bookings_survive_the_wire_and_defaults_take_no_room():
+    assert decode_bookings(encode(BOOKINGS)) == BOOKINGS
+    record = json.loads(encode(BOOKINGS))
+    assert sorted(record["bookings"][1]) == [
+        "num_blocks",
+        "prefill_tokens",
+        "request_id",
+        "state",
+        "worker",
+    ]
+    record["added"] = record["bookings"][0]["added"] = "later"
+    assert decode_bookings(json.dumps(record).encode()) == BOOKINGS
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"schema": 2}, "schema is 2, this program reads 1"),
+        ({"router": ""}, "router is empty"),
+        ({"part": 2}, "part 2 of 2 cannot be"),
+        ({"part": -1}, "part -1 of 2 cannot be"),
+        ({"num_parts": -1}, "part 1 of -1 cannot be"),
+        ({"num_parts": 0}, "part 1 of 0 cannot be"),
+        ({"bookings": [{}]}, "bookings record: Object missing required field `request_id`"),
+        ({"seq": "3"}, "bookings record: Expected `int`, got `str` - at `$.seq`"),
+    ],
+)
+def test_bad_bookings_records(fields, message):
+    record = json.loads(encode(BOOKINGS)) | fields
+    with pytest.raises(EventError) as caught:
+        decode_bookings(json.dumps(record).encode())
+    assert str(caught.value).startswith(message)
 
 
 def test_unknown_types_and_fields_are_left_out():

@@ -19,7 +19,7 @@ def test_a_group_at_its_floor_is_worth_its_index() -> None:
 
 def test_a_shortage_lifts_its_group_alone_and_the_more_the_larger() -> None:
     floors = Floors()
-    floors.count("chat", 100, num_hits=49, num_lru_hits=50)
+    floors.count("chat", 100, num_hits=46, num_lru_hits=50)
     floors.count("agent", 100, num_hits=90, num_lru_hits=50)
     small = floors.boost("chat")
     floors.count("chat", 100, num_hits=40, num_lru_hits=50)
@@ -34,6 +34,15 @@ def test_a_starved_group_is_lifted_by_the_most_and_a_shortage_ends() -> None:
     for _ in range(20):
         floors.count("chat", 100_000, num_hits=100, num_lru_hits=50)
     assert floors.boost("chat") == 1.0
+
+
+def test_a_cache_is_behind_when_all_its_groups_together_are() -> None:
+    floors = Floors()
+    assert not floors.is_behind
+    floors.count("chat", 100, num_hits=10, num_lru_hits=30)
+    assert floors.is_behind
+    floors.count("agent", 100, num_hits=60, num_lru_hits=30)
+    assert not floors.is_behind
 
 
 @given(

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from controllers.learned_retention import LearnedRetention, Use
 from controllers.promises import DEFAULT_PROMISE, Promise
-from controllers.promising import LOWEST_PROMISED
+from controllers.promising import AS_LRU, LOWEST_PROMISED
 from controllers.prompt_use import PromptUse
 from controllers.retention import Retention, TokenRange, ranges_of_blocks
 
@@ -103,6 +103,30 @@ def test_a_ceiling_holds() -> None:
         use = prompt([7777 + ceiling, 1, 2], ceiling=ceiling)
         _, retention = serve(learned, use, 10_000.0)
         assert all(p.retention_priority <= max(35, ceiling) for p in by_block(retention, use))
+
+
+def test_a_cache_that_hits_less_than_lru_would_is_made_one_until_it_does_not() -> None:
+    learned = taught()
+    floors = learned._workers[W].floors
+    agent, document = prompt([7777, 1, 2]), prompt([8888, 1, 2], "document")
+    floors.count("chat", 100, num_hits=0, num_lru_hits=1000)
+    plans = [by_block(serve(learned, use, 10_000.0)[1], use) for use in (agent, document)]
+    assert {p.retention_priority for p in [*plans[0], *plans[1]][:-1]} <= {AS_LRU}
+    assert len({p.duration_s for plan in plans for p in plan}) == 1
+    floors.count("chat", 100, num_hits=2000, num_lru_hits=0)
+    other = prompt([7778, 1, 2])
+    again = by_block(serve(learned, other, 10_001.0)[1], other)
+    assert LOWEST_PROMISED <= again[0].retention_priority < AS_LRU
+
+
+def test_a_wrong_label_now_and_then_changes_nothing() -> None:
+    learned = taught()
+    labels = ("agent", "agent", "agent", "document", "agent", "chat", "agent")
+    for turn, label in enumerate(labels):
+        use = prompt([7777, *range(turn + 2)], label)
+        under_way, _ = serve(learned, use, 10_000.0 + 5.0 * turn)
+        assert under_way.group == ("agent", "a")
+        assert {run.label for run in under_way.path} == {"agent"}
 
 
 def test_another_attempt_counts_as_the_same_use() -> None:

@@ -3,6 +3,10 @@ from __future__ import annotations
 from controllers.predictions import Predictions
 
 
+def assert_empty(p: Predictions) -> None:
+    assert (len(p), p._workers, p._new_firsts, p._old_firsts) == (0, {}, {}, {})
+
+
 def test_blocks_are_expected_until_they_expire() -> None:
     p = Predictions(5.0)
     p.add("a", 1, [1, 2, 3], 0, now=10.0)
@@ -10,9 +14,9 @@ def test_blocks_are_expected_until_they_expire() -> None:
     assert p.extend("a", 1, [1, 2, 3, 4], 0, now=14.9) == 3
     assert p.extend("a", 1, [1, 2, 9], 0, now=14.9) == 2
     assert p.extend("a", 1, [1, 2, 3], 0, now=15.0) == 0
-    p.sweep(15.0)
-    assert (len(p), list(p.may_start_with(1))) == (0, [])
-    assert (p._workers, p._first_to_workers, len(p._sent)) == ({}, {}, 0)
+    p.sweep(19.9)
+    assert_empty(p)
+    assert_empty(p)
 
 
 def test_they_continue_what_is_there() -> None:
@@ -21,15 +25,14 @@ def test_they_continue_what_is_there() -> None:
     assert list(p.may_start_with(1)) == []
     assert p.extend("a", 1, [1, 2, 3, 4], 0, now=1.0) == 0
     assert p.extend("a", 1, [1, 2, 3, 4], 3, now=1.0) == 4
-    p.sweep(5.0)
-    assert len(p) == 0
+    assert p.extend("a", 1, [1, 2, 3, 4], 3, now=5.0) == 3
 
 
 def test_nothing_is_expected_of_a_full_hit() -> None:
     p = Predictions(5.0)
     p.add("a", 1, [1, 2], 2, now=0.0)
     p.add("a", 1, [], 0, now=0.0)
-    assert (len(p), len(p._sent)) == (0, 0)
+    assert_empty(p)
 
 
 def test_sending_again_lengthens() -> None:
@@ -39,8 +42,7 @@ def test_sending_again_lengthens() -> None:
     p.sweep(6.0)
     assert p.extend("a", 1, [1, 2, 3], 0, now=6.0) == 3
     assert list(p.may_start_with(1)) == ["a"]
-    p.sweep(9.0)
-    assert (len(p), list(p.may_start_with(1))) == (0, [])
+    assert p.extend("a", 1, [1, 2, 3], 0, now=9.0) == 0
 
 
 def test_another_epoch_or_worker_expects_nothing() -> None:
@@ -52,7 +54,7 @@ def test_another_epoch_or_worker_expects_nothing() -> None:
     p.add("a", 2, [1], 0, now=1.0)
     assert p.extend("a", 2, [1, 2], 0, now=1.0) == 1
     p.sweep(100.0)
-    assert (len(p), p._first_to_workers) == (0, {})
+    assert_empty(p)
 
 
 def test_a_forgotten_worker_leaves_nothing_behind() -> None:
@@ -63,5 +65,40 @@ def test_a_forgotten_worker_leaves_nothing_behind() -> None:
     p.forget("nobody")
     assert p.extend("a", 1, [1, 2], 0, now=1.0) == 0
     assert p.extend("b", 1, [1, 2], 0, now=1.0) == 2
-    p.sweep(5.0)
-    assert (p._workers, p._first_to_workers, len(p._sent)) == ({}, {}, 0)
+    p.sweep(10.0)
+    assert_empty(p)
+
+
+def test_memory_is_bounded_by_what_was_sent_within_twice_the_time() -> None:
+    p = Predictions(5.0)
+    most = 0
+    for number in range(1000):
+        now = 100.0 + 0.1 * number
+        p.sweep(now)
+        p.add(f"w{number % 3}", 1, [4 * number, 4 * number + 1], 0, now)
+        most = max(most, len(p))
+        assert p.extend(f"w{number % 3}", 1, [4 * number, 4 * number + 1], 0, now) == 2
+    assert 100 <= most <= 2 * 2 * 51
+    assert len(p._new_firsts) + len(p._old_firsts) <= 2 * 51
+
+
+def test_a_generation_ends_only_when_all_of_it_has_expired() -> None:
+    p = Predictions(5.0)
+    p.add("a", 1, [1], 0, now=100.0)
+    p.add("a", 1, [2], 0, now=104.9)
+    p.sweep(105.0)
+    assert p.extend("a", 1, [2], 0, now=109.8) == 1
+    p.add("b", 1, [2], 0, now=106.0)
+    assert list(p.may_start_with(2)) == ["a", "b"]
+    p.sweep(110.0)
+    assert list(p.may_start_with(2)) == ["b"]
+
+
+def test_it_does_not_depend_on_being_swept() -> None:
+    """What is added late is not dropped with a generation that should have ended long before."""
+    p = Predictions(5.0)
+    p.add("a", 1, [1], 0, now=100.0)
+    p.add("a", 1, [2], 0, now=300.0)
+    p.sweep(300.0)
+    assert p.extend("a", 1, [2], 0, now=304.9) == 1
+    assert len(p) == 1

@@ -8,6 +8,7 @@ import pytest
 
 from controllers.events import (
     Booking,
+    BookingBatch,
     Cleared,
     Decision,
     Event,
@@ -15,6 +16,7 @@ from controllers.events import (
     Iteration,
     Load,
     Lost,
+    PrefixUse,
     Removed,
     ScalingDecision,
     Snapshot,
@@ -114,16 +116,53 @@ RECORDS: dict[str, list[msgspec.Struct]] = {
         )
     ],
     "bookings": [
-        Booking(
+        BookingBatch(
             schema=1,
             ts_ms=1,
             router="i",
-            worker="r-0",
+            seq=0,
+            num_open=1,
+            bookings=[
+                Booking(
+                    request_id="q",
+                    worker="r-0",
+                    state="sent",
+                    prefill_tokens=4,
+                    num_blocks=3,
+                    rank=1,
+                    service_ms=2.5,
+                )
+            ],
+            part=1,
+            num_parts=2,
+        ),
+        BookingBatch(schema=1, ts_ms=1, router="i", seq=1, num_open=0, bookings=[]),
+    ],
+    "uses": [
+        PrefixUse(
+            schema=1,
+            ts_ms=1,
+            router="i",
+            seq=0,
             request_id="q",
             state="sent",
-            prefill_tokens=4,
-            num_blocks=3,
-        )
+            worker="r-0",
+            request_type="agent",
+            tenant="t",
+            num_tokens=9,
+            block_size=4,
+            hashes="".join(H),
+        ),
+        PrefixUse(
+            schema=1,
+            ts_ms=2,
+            router="i",
+            seq=1,
+            request_id="q",
+            state="done",
+            worker="r-0",
+            num_cached_blocks=2,
+        ),
     ],
 }
 

@@ -129,3 +129,35 @@ def test_a_changed_target_counts_from_the_next_request_on() -> None:
         found.first_token(name, 100.5)
     done = tier(found, 100.6)
     assert (done.ttft_slo_ms, done.num_ttft, done.num_ttft_missed) == (100.0, 2.0, 1.0)
+
+
+def test_what_waited_before_it_came_is_part_of_its_time_to_first_token() -> None:
+    found = meter()
+    found.arrived("a", INTERACTIVE, 10, 100.0, waited_s=1.9)
+    assert tier(found, 100.05).num_ttft_missed == 0.0
+    assert tier(found, 100.2).num_ttft_missed == 1.0  # it still waits
+    found.first_token("a", 100.2)
+    assert (tier(found, 100.2).num_ttft, tier(found, 100.2).num_ttft_missed) == (1.0, 1.0)
+
+
+def test_a_piece_of_a_prompt_is_work_and_no_request() -> None:
+    whole, cut = meter(), meter()
+    whole.arrived("a", INTERACTIVE, 8192, 100.0)
+    for name, at in (("a/1", 100.0), ("a", 101.0)):
+        cut.arrived(name, INTERACTIVE, 4096, at, waited_s=at - 100.0, is_piece=name != "a")
+        assert tier(cut, at).backlog_ms == pytest.approx(110.0)
+        cut.first_token(name, at + 0.9)
+        cut.ended(name, 1, at + 0.9)
+    done, expected = tier(cut, 102.0), tier(whole, 102.0)
+    assert (done.num_ttft, done.num_ttft_missed) == (1.0, 0.0)
+    assert done.requests_per_s == expected.requests_per_s
+    assert done.prefill_ms_per_s == pytest.approx(expected.prefill_ms_per_s)
+    assert done.service_ms == pytest.approx(expected.service_ms + 10.0)  # two iterations
+
+
+def test_a_piece_that_waits_long_is_nobodys_latency() -> None:
+    found = meter()
+    found.arrived("a/1", INTERACTIVE, 10, 100.0, is_piece=True)
+    assert tier(found, 105.0).num_ttft == 0.0
+    found.first_token("a/1", 105.0)
+    assert tier(found, 105.0).num_ttft == 0.0

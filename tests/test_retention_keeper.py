@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from controllers.events import Load, Removed, hexes_of
+from controllers.learned_retention import Use
 from controllers.prompt_use import PromptUse
 from controllers.retention import Retention
 from serve_app.fleet import Ask, Route
@@ -25,8 +26,14 @@ def learned_ask(request_id: str, tokens: list[int] = TOKENS) -> Ask:
 
 def place(rig: Rig, asked: Ask) -> tuple[Outcome, Call]:
     outcome = rig.routing.begin(asked, Route())
-    rig.routing.place(asked.request.request_id)
-    return outcome, decode_call(rig.routing.encode_call(asked.request.request_id))
+    rig.place(asked.request.request_id)
+    return outcome, decode_call(rig.routing.attempts.encode_call(asked.request.request_id))
+
+
+def use_of(rig: Rig) -> Use:
+    """The only request's."""
+    (plan,) = rig.routing._retention._plans.values()
+    return plan.use
 
 
 def rig() -> Rig:
@@ -47,18 +54,27 @@ def test_a_request_is_planned_for_the_worker_that_it_goes_to() -> None:
     ranges = call.request.retention.ranges
     assert (ranges[0].start, ranges[-1].end) == (0, None)
     assert ranges[0].retention_priority > 35
-    (use,) = r.routing._retention._uses.values()
+    use = use_of(r)
     assert use.worker == outcome.route.worker
+
+
+def test_pieces_that_go_to_one_worker_have_one_plan() -> None:
+    r = rig()
+    outcome, first = place(r, learned_ask("r1"))
+    r.now += 1.0
+    again = r.routing._retention.retention(outcome, r.now)
+    assert again == first.request.retention
+    assert [run.num_uses for run in use_of(r).path] == [1]
 
 
 def test_another_attempt_is_planned_for_the_other_worker() -> None:
     r = rig()
     outcome, _ = place(r, learned_ask("r1"))
     first = outcome.route.worker
-    r.routing.failed("r1")
-    r.routing.place("r1")
-    r.routing.encode_call("r1")
-    (use,) = r.routing._retention._uses.values()
+    r.routing.attempts.failed("r1")
+    r.place("r1")
+    r.routing.attempts.encode_call("r1")
+    use = use_of(r)
     assert use.worker == outcome.route.worker != first
     assert [run.num_uses for run in use.path] == [1]
 
@@ -66,11 +82,11 @@ def test_another_attempt_is_planned_for_the_other_worker() -> None:
 def test_what_has_ended_teaches_and_is_forgotten_as_a_request() -> None:
     r = rig()
     outcome, _ = place(r, learned_ask("r1"))
-    (use,) = r.routing._retention._uses.values()
+    use = use_of(r)
     outcome.cached_tokens = 8
     r.now += 3.0
     r.routing.finish(outcome, "ok")
-    assert r.routing._retention._uses == {}
+    assert r.routing._retention._plans == {}
     assert use.path[0].touch is not None
     assert use.path[0].touch.at == r.now
 
@@ -78,7 +94,7 @@ def test_what_has_ended_teaches_and_is_forgotten_as_a_request() -> None:
 def test_the_log_tells_what_was_removed() -> None:
     r = rig()
     outcome, _ = place(r, learned_ask("r1"))
-    (use,) = r.routing._retention._uses.values()
+    use = use_of(r)
     worker = outcome.route.worker
     grant = use.path[0].grants[worker]
     assert grant.num_held == 10
@@ -102,4 +118,4 @@ def test_a_request_that_no_worker_took_teaches_nothing() -> None:
     outcome = r.routing.begin(learned_ask("r1"), Route())
     r.routing.finish(outcome, "error")
     assert r.routing._retention._learned.num_blocks == 0
-    assert r.routing._retention._uses == {}
+    assert r.routing._retention._plans == {}

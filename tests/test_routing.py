@@ -30,7 +30,7 @@ def test_a_prefix_pulls_its_next_turn_to_its_worker() -> None:
     rig.store("b-0", TOKENS)
     route = Route()
     rig.routing.begin(ask("q", [*TOKENS, 1, 2, 3]), route)
-    assert rig.routing.place("q") == "b"
+    assert rig.place("q") == "b"
     assert (route.worker, route.reason, route.predicted_cached_tokens) == ("b-0", "overlap", 20)
     assert (route.best_cached_tokens, route.num_candidates, route.num_attempts) == (20, 2, 1)
 
@@ -41,9 +41,9 @@ def test_the_call_carries_the_request_its_rank_and_what_is_left_to_compute() -> 
     rig.store("a-0", TOKENS)
     wanted = ask("q", [*TOKENS, 1, 2, 3])
     rig.routing.begin(wanted, Route())
-    rig.routing.place("q")
+    rig.place("q")
     target = TierTarget("interactive", 0, 2000.0, 100.0)
-    assert decode_call(rig.routing.encode_call("q")) == Call(
+    assert decode_call(rig.routing.attempts.encode_call("q")) == Call(
         wanted.request, 3, 120.0, 60.0, target=target
     )
 
@@ -77,7 +77,7 @@ def test_our_own_requests_are_placed_but_in_no_books() -> None:
     rig.store("a-0", TOKENS)
     before = rig.routing.describe()["routing"]
     outcome = rig.routing.begin_quietly(ask("warm-1", TOKENS))
-    assert rig.routing.place("warm-1") == "a"
+    assert rig.place("warm-1") == "a"
     assert rig.routing.describe()["routing"]["reserved"] == 1
     rig.routing.finish_quietly(outcome)
     assert rig.routing.describe()["routing"] == before
@@ -100,15 +100,15 @@ def test_a_stalled_worker_is_left_out_while_others_can_work() -> None:
     rig.publish("b-0", LOAD, msgspec.structs.replace(LOAD, is_stalled=True))
     rig.read()
     rig.routing.begin(ask("q", TOKENS), Route())
-    assert rig.routing.place("q") == "a"
+    assert rig.place("q") == "a"
     rig.now += 5.0
-    assert rig.routing.place("q") == "b"
+    assert rig.place("q") == "b"
     rig.publish("a-0", msgspec.structs.replace(LOAD, is_stalled=True))
     rig.publish("b-0", msgspec.structs.replace(LOAD, is_stalled=True))
     rig.read()
-    assert rig.routing.place("q") == "b"
-    rig.routing.first_token("q")
-    assert rig.routing.place("q") == "b"
+    assert rig.place("q") == "b"
+    rig.routing.attempts.first_token("q")
+    assert rig.place("q") == "b"
 
 
 def test_a_failed_worker_is_not_tried_again_by_the_same_request() -> None:
@@ -117,13 +117,13 @@ def test_a_failed_worker_is_not_tried_again_by_the_same_request() -> None:
     rig.store("b-0", TOKENS)
     route = Route()
     rig.routing.begin(ask("q", TOKENS), route)
-    assert rig.routing.place("q") == "b"
-    rig.routing.failed("q")
-    assert rig.routing.place("q") == "a"
+    assert rig.place("q") == "b"
+    rig.routing.attempts.failed("q")
+    assert rig.place("q") == "a"
     assert (route.worker, route.num_attempts) == ("a-0", 2)
-    rig.routing.failed("q")
+    rig.routing.attempts.failed("q")
     with pytest.raises(NotReady):
-        rig.routing.place("q")
+        rig.place("q")
 
 
 def test_a_refusing_replica_is_left_out() -> None:
@@ -131,18 +131,19 @@ def test_a_refusing_replica_is_left_out() -> None:
     rig.up("a-0", "b-0")
     rig.store("b-0", TOKENS)
     rig.routing.begin(ask("q", TOKENS), Route())
-    assert rig.routing.place("q", {"b"}) == "a"
-    assert rig.routing.replica_of("q") == "a"
+    rig.routing.attempts.refused("q").add("b")
+    assert rig.place("q") == "a"
+    assert rig.routing.attempts.replica_of("q") == "a"
 
 
 def test_an_ended_request_leaves_one_record_and_no_reservation() -> None:
     rig = Rig("a")
     rig.up("a-0")
     outcome = rig.routing.begin(ask("q", TOKENS, n=2), Route())
-    rig.routing.place("q")
+    rig.place("q")
     rig.now += 0.5
     assert outcome.on_chunk(TokenChunk(token_ids=(1,), cached_tokens=4, queue_ms=1.5)) is True
-    rig.routing.first_token("q")
+    rig.routing.attempts.first_token("q")
     assert outcome.on_chunk(TokenChunk(token_ids=(2, 3), finish_reason="length")) is False
     assert outcome.is_complete is False
     outcome.on_chunk(TokenChunk(index=1, finish_reason="stop"))
@@ -171,10 +172,10 @@ def test_a_member_that_left_loses_its_blocks_and_its_requests() -> None:
     rig.up("a-0", "b-0")
     rig.store("b-0", TOKENS)
     rig.routing.begin(ask("q", TOKENS), Route())
-    assert rig.routing.place("q") == "b"
+    assert rig.place("q") == "b"
     rig.routing.set_members({"a": _said(rig, "a")})
     rig.routing.begin(ask("r", TOKENS), Route())
-    assert rig.routing.place("r") == "a"
+    assert rig.place("r") == "a"
     workers = rig.routing.describe()["workers"]
     assert [(w["worker"], w["resident_blocks"]) for w in workers] == [("a-0", {})]
 
@@ -236,12 +237,12 @@ def test_a_new_policy_takes_effect_and_keeps_what_is_known() -> None:
     picks = []
     for i in range(4):
         outcome = rig.routing.begin(ask(f"q{i}", TOKENS), Route())
-        picks.append(rig.routing.place(f"q{i}"))
+        picks.append(rig.place(f"q{i}"))
         rig.routing.finish(outcome, "ok")
     assert sorted(picks) == ["a", "a", "b", "b"]
     rig.routing.configure(settings(routing={"policy": PlacementSettings().policy}))
     rig.routing.begin(ask("q", TOKENS), Route())
-    assert rig.routing.place("q") == "b"
+    assert rig.place("q") == "b"
 
 
 def test_describe_tells_blocks_by_class_and_an_unheard_member() -> None:
@@ -283,7 +284,7 @@ def test_a_pinned_worker_is_taken_while_it_is_there() -> None:
         route = Route()
         pinned = msgspec.structs.replace(ask(wanted, TOKENS), pinned_worker=wanted)
         outcome = rig.routing.begin(pinned, route)
-        rig.routing.place(wanted)
+        rig.place(wanted)
         rig.routing.finish(outcome, "ok")
         assert (route.worker, route.reason) == expected
 
@@ -312,9 +313,9 @@ def test_only_tokens_that_nobody_holds_count_against_a_tenant() -> None:
     rig.store("a-0", TOKENS)
     for name in "qrs":
         outcome = rig.routing.begin(ask(name, [*TOKENS, 1, 2]), Route())  # 2 of 22 are new
-        rig.routing.place(name)
+        rig.place(name)
         outcome.on_chunk(TokenChunk(token_ids=(1,), cached_tokens=20))
-        rig.routing.first_token(name)
+        rig.routing.attempts.first_token(name)
     with pytest.raises(RateLimited, match="over 8 uncached tokens per second") as caught:
         rig.routing.begin(ask("t", [*TOKENS, 1, 2, 3, 4]), Route())
     assert caught.value.retry_after_s == pytest.approx(0.25)
@@ -350,8 +351,8 @@ def test_the_call_says_how_long_its_tier_lets_it_wait_and_what_its_tenant_weighs
     rig.up("a-0")
     rig.routing.begin(ask("q", TOKENS), Route())
     rig.now += 0.3
-    rig.routing.place("q")
-    call = decode_call(rig.routing.encode_call("q"))
+    rig.place("q")
+    call = decode_call(rig.routing.attempts.encode_call("q"))
     assert call.tenant_weight == 2.5
     assert call.max_wait_s == pytest.approx(0.5)
 
@@ -361,10 +362,10 @@ def test_what_cannot_be_in_time_is_refused_before_it_is_sent() -> None:
     rig = Rig("a", tiers=tiers)
     rig.up("a-0")
     rig.routing.begin(ask("q", TOKENS), Route())
-    rig.routing.place("q")  # an idle worker takes it
+    rig.place("q")  # an idle worker takes it
     rig.routing.begin(ask("r", TOKENS), Route())
     with pytest.raises(Overloaded, match="on the best of 1 workers; 1 ms are allowed"):
-        rig.routing.place("r")
+        rig.place("r")
     assert rig.routing._placement.num_reserved == 1
 
 
@@ -382,18 +383,18 @@ def test_a_full_gate_is_not_asked_again_by_the_next_of_its_kind() -> None:
     rig.up("a-0", "b-0")
     rig.store("b-0", TOKENS)
     rig.routing.begin(ranked("q", 2, "batch"), Route())
-    assert rig.routing.place("q") == "b"
-    rig.routing.failed("q", is_refusal=True)
+    assert rig.place("q") == "b"
+    rig.routing.attempts.failed("q", is_refusal=True)
     rig.routing.begin(ranked("r", 2, "batch"), Route())
-    assert rig.routing.place("r") == "a"
-    rig.routing.failed("r", is_refusal=True)
+    assert rig.place("r") == "a"
+    rig.routing.attempts.failed("r", is_refusal=True)
     rig.routing.begin(ranked("s", 2, "batch"), Route())
     with pytest.raises(Overloaded, match="every worker has as much waiting as it may"):
-        rig.routing.place("s")
+        rig.place("s")
     rig.routing.begin(ranked("chat", 0, "interactive"), Route())
-    assert rig.routing.place("chat") in {"a", "b"}
+    assert rig.place("chat") in {"a", "b"}
     rig.now += 0.2
-    assert rig.routing.place("s") in {"a", "b"}
+    assert rig.place("s") in {"a", "b"}
 
 
 def test_several_ingresses_share_a_limit_as_many_as_there_are_now() -> None:

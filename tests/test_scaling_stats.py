@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 
 from controllers.autoscaling_report import ReplicaReport, report_of, settings_of
@@ -54,6 +55,17 @@ def test_a_request_is_timed_from_the_gate_to_its_end() -> None:
     assert (tier.backlog_ms, tier.num_ttft, tier.num_ttft_missed) == (0.0, 1.0, 1.0)
     assert (tier.num_itl, tier.num_itl_missed) == (1.0, 1.0)  # three tokens a sequence, 500 ms
     assert rig.report().num_waiting == 3.0
+
+
+def test_a_piece_and_its_request_are_timed_as_one() -> None:
+    rig = Rig()
+    piece = msgspec.structs.replace(call("a/1"), is_piece=True)
+    for each in (piece, msgspec.structs.replace(call(), waited_s=1.5)):
+        with rig.stats.timing(each) as timing:
+            rig.now += 1.0
+            timing.on_chunk(chunk(1))
+    tier = rig.report().tiers["interactive"]
+    assert (tier.num_ttft, tier.num_ttft_missed, tier.num_itl) == (1.0, 1.0, 0.0)
 
 
 def test_a_request_that_fails_leaves_nothing_behind() -> None:

@@ -14,6 +14,7 @@ SETTINGS = KafkaSettings(
     events_retention_s=7200.0,
     decisions_retention_s=90.0,
     bookings_retention_s=600.0,
+    uses_retention_s=1800.0,
     max_record_bytes=2_000_000,
 )
 
@@ -38,6 +39,7 @@ def test_whole_spec():
         ("p.decisions", "90000", "60000"),
         ("p.scaling", "90000", "60000"),
         ("p.bookings", "600000", "100000"),
+        ("p.uses", "1800000", "300000"),
     ],
 )
 def test_retention(topic, retention_ms, segment_ms):

@@ -100,11 +100,14 @@ def test_a_run_is_what_most_of_its_uses_call_it() -> None:
 def test_what_continues_a_run_of_clear_label_is_of_that_label_unless_many_do() -> None:
     t = tree()
     for _ in range(3):
-        t.use(prefix(1, 2), 0.0)[0].vote("agent")
-    new = t.use(prefix(1, 2, 3), 1.0)[-1]
-    new.vote("wrong")
-    assert new.label == "agent"
+        known = t.use(prefix(1, 2), 0.0)[0].vote("agent")
+    assert known == "agent"
+    path = t.use(prefix(1, 2, 3), 1.0)
+    assert path[0].vote("wrong") == "agent"
+    assert path[1].vote("wrong", "agent") == "agent"  # though nothing is clear of the run itself
+    assert path[1].label == "agent"
     for token in range(10, 10 + HUB_FROM_KIDS):
-        new = t.use(prefix(1, 2, token), 2.0)[-1]
-    new.vote("chat")
-    assert new.label == "chat"
+        path = t.use(prefix(1, 2, token), 2.0)
+    assert path[0].vote("agent") is None
+    assert path[1].vote("chat") is None
+    assert path[1].label == "chat"

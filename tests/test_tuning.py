@@ -18,9 +18,12 @@ from controllers.events import (
     hexes_of,
 )
 from controllers.retention import RetentionPolicy, Spans
+from controllers.retention_policy import SpanRule, TypeRule
 from controllers.retention_replay import Prompt
-from controllers.tuning import LEARNED, LRU, PRESENT, TIERS, propose, tiers_of
+from controllers.retention_worker import FIRST_PRICE
+from controllers.tuning import LEARNED, LRU, PRESENT, TIERS, Judged, Proposal, propose
 from controllers.tuning_record import Record
+from controllers.tuning_tiers import fit, tiers_of
 
 B = 4
 W = "r1:0"
@@ -68,6 +71,17 @@ def test_a_decision_and_the_events_name_the_whole_prompt() -> None:
         ]
     }
     assert (record.num_decisions, record.num_unknown, record.block_size) == (2, 0, B)
+    assert record.measured_hit_rate == 0.0
+
+
+def test_what_was_found_cached_is_measured() -> None:
+    record = Record()
+    record.add_batch(batch(UP, stored(None, 1, 2, 3)))
+    record.add_decision(msgspec.structs.replace(decision(3, 3), cached_tokens=2 * B + 1))
+    record.add_decision(msgspec.structs.replace(decision(2, 2), cached_tokens=B))
+    record.add_decision(msgspec.structs.replace(decision(9, 2), cached_tokens=B))  # not known
+    record.prompts()
+    assert record.measured_hit_rate == 3 / 5
 
 
 def test_a_snapshot_tells_of_what_was_stored_before() -> None:
@@ -124,7 +138,7 @@ def mix(num: int, seed: int = 0) -> list[Prompt]:
 
 
 def test_proposed_tiers_are_lawful_and_rank_by_what_comes_again() -> None:
-    tiers = tiers_of(mix(60), B, RetentionPolicy())
+    tiers = tiers_for(mix(60), RetentionPolicy())
     tiers.check()
     agent, chat = tiers.request_types["agent"], tiers.request_types["interactive"]
     assert (agent.current.retention_priority or 0) > (chat.current.retention_priority or 0)
@@ -133,25 +147,117 @@ def test_proposed_tiers_are_lawful_and_rank_by_what_comes_again() -> None:
     assert tiers.request_types["batch"] == RetentionPolicy().request_types["batch"]
 
 
+def tiers_for(
+    prompts: list[Prompt], present: RetentionPolicy, price: float = FIRST_PRICE
+) -> RetentionPolicy:
+    return tiers_of(fit(prompts, B), {prompt.request_type for prompt in prompts}, present, price)
+
+
 def test_tiers_of_nothing_are_the_present_ones() -> None:
-    assert tiers_of([], B, RetentionPolicy()) == RetentionPolicy()
+    assert tiers_for([], RetentionPolicy()) == RetentionPolicy()
+
+
+def test_what_is_not_worth_the_price_is_not_promised() -> None:
+    prompts = mix(60)
+    cheap, dear, dearest = (
+        tiers_for(prompts, RetentionPolicy(), price).request_types["agent"].current
+        for price in (1e-6, 0.02, 10.0)
+    )
+    assert (cheap.retention_priority or 0) == (dear.retention_priority or 0) > 35
+    assert (cheap.duration_s or 0.0) > (dear.duration_s or 0.0)
+    assert dearest == SpanRule(0)
+
+
+def test_a_type_that_comes_again_may_keep_system_prompts_too() -> None:
+    """Else nothing behind them could be kept better than a new block."""
+    alone = RetentionPolicy(
+        request_types={"agent": TypeRule(history=SpanRule(20), current=SpanRule(20))}
+    )
+    tiers = tiers_for(mix(60), alone)
+    tiers.check()
+    assert tiers.request_types["agent"].system == alone.shared == SpanRule(100)
+    assert (tiers.request_types["agent"].history.retention_priority or 0) > 35
+
+
+def by_name(proposal: Proposal) -> dict[str, Judged]:
+    return {judged.name: judged for judged in proposal.judged}
 
 
 def test_a_proposal_holds_on_what_it_was_not_made_from() -> None:
     proposal = propose({W: mix(120)}, {W: 30}, B, RetentionPolicy())
-    rates = {judged.name: judged.hits.rate for judged in proposal.judged}
-    assert set(rates) == {LRU, PRESENT, TIERS, LEARNED}
-    assert rates[LRU] < rates[PRESENT]
-    assert rates[TIERS] >= rates[PRESENT]
-    assert rates[LEARNED] > rates[LRU]
-    assert proposal.best.hits.rate == max(rates.values())
+    judged = by_name(proposal)
+    assert list(judged) == [LRU, PRESENT, TIERS, LEARNED]
+    assert judged[LRU].hits.rate < judged[PRESENT].hits.rate
+    assert judged[TIERS].gains[0] == judged[TIERS].first.rate - judged[PRESENT].first.rate
+    assert judged[TIERS].gains[1] == judged[TIERS].hits.rate - judged[PRESENT].hits.rate
+    assert judged[LEARNED].hits.rate > judged[LRU].hits.rate
     assert proposal.num_fitted == proposal.num_judged == 720
+
+
+POOR = RetentionPolicy(  # keeps what nobody asks for again, and not what is
+    request_types={
+        "agent": TypeRule(history=SpanRule(20), current=SpanRule(20), decode=SpanRule(0)),
+        "interactive": TypeRule(
+            system=SpanRule(100), history=SpanRule(90), current=SpanRule(90), decode=SpanRule(90)
+        ),
+    }
+)
+
+
+def test_a_better_proposal_is_named_and_holds() -> None:
+    proposal = propose({W: mix(120)}, {W: 30}, B, POOR)
+    judged = by_name(proposal)
+    assert judged[TIERS].holds
+    assert judged[TIERS].gains[1] > 0.05
+    assert proposal.best.holds
+    assert proposal.best.hits.rate == max(each.hits.rate for each in judged.values())
+
+
+def test_what_was_better_only_at_first_does_not_hold() -> None:
+    """Then agents and chat change places: what was learned of them is wrong."""
+    swapped = {"agent": "interactive", "interactive": "agent"}
+    prompts = mix(120)
+    half = len(prompts) // 2
+    changed = [p._replace(request_type=swapped[p.request_type]) for p in prompts[half:]]
+    proposal = propose({W: prompts[:half] + changed}, {W: 30}, B, POOR)
+    tiers = by_name(proposal)[TIERS]
+    assert tiers.gains[0] > 0.05
+    assert not tiers.holds
+    assert proposal.best.name != TIERS
+
+
+def test_all_workers_are_cut_at_one_time() -> None:
+    """The second worker came late: nothing of the first half is its."""
+    early = [Prompt(float(i), "agent", "t", [i], Spans(0, 0, B)) for i in range(60)]
+    late = [Prompt(100.0 + i, "agent", "t", [i], Spans(0, 0, B)) for i in range(60)]
+    proposal = propose({"a": early, "b": late}, {"a": 10, "b": 80}, B, RetentionPolicy())
+    assert (proposal.num_fitted, proposal.num_judged) == (60, 60)
+    assert [judged.first.asked.total() for judged in proposal.judged] == [60] * 4
+    assert [judged.hits.hit.total() for judged in proposal.judged] == [0] * 4
 
 
 def test_the_present_policy_stays_where_nothing_is_better() -> None:
     prompts = [Prompt(float(i), "agent", "t", [i], Spans(0, 0, B)) for i in range(200)]
     proposal = propose({W: prompts}, {W: 10}, B, RetentionPolicy())
     assert proposal.best.name == PRESENT
+
+
+def test_types_that_the_policy_does_not_know_are_taken_for_its_default() -> None:
+    prompts = mix(20)
+    renamed = [
+        p._replace(request_type="vip") if p.request_type == "interactive" else p for p in prompts
+    ]
+    known, strange = (
+        propose({W: each}, {W: 30}, B, RetentionPolicy()) for each in (prompts, renamed)
+    )
+    assert (known.unknown_types, strange.unknown_types) == ([], ["vip"])
+    before, after = by_name(known)[PRESENT], by_name(strange)[PRESENT]
+    assert after.hits.hit.total() == before.hits.hit.total()
+    assert after.hits.rate_of("vip") == before.hits.rate_of("interactive")
+    tiers = by_name(strange)[TIERS].policy
+    assert tiers is not None
+    tiers.check()
+    assert "vip" in tiers.request_types
 
 
 def test_every_proposal_can_be_written_as_settings() -> None:

@@ -22,7 +22,7 @@ from tests.cluster.eventually import eventually
 START_TIMEOUT_S = 100.0
 HTTP_TIMEOUT_S = 30.0
 BLOCK_SIZE = 32
-IDLE = {"in_flight": 0, "reserved": 0, "reservations_expired": 0}
+IDLE = {"in_flight": 0, "held": 0, "reserved": 0, "reservations_expired": 0}
 IDLE_WORKER = {
     "stale": False,
     "num_active": 0,

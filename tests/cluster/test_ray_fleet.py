@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -38,14 +38,14 @@ Plan = list[bytes | Exception | asyncio.Event]
 
 
 class Answers:
-    """What a streaming handle call returns."""
+    """What a streaming handle call returns: it is placed, then answers by plan."""
 
-    def __init__(self, plan: Plan, on_cancel: Callable[[], None]) -> None:
-        self._plan = plan
+    def __init__(self, place: Callable[[], Awaitable[Plan]], on_cancel: Callable[[], None]) -> None:
+        self._place = place
         self.cancel = on_cancel
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        for step in self._plan:
+        for step in await self._place():
             if isinstance(step, Exception):
                 raise step
             if isinstance(step, asyncio.Event):
@@ -68,12 +68,14 @@ class Handle:
         return self
 
     def remote(self, *, request_id: str, call: bytes) -> Answers:
-        try:
-            self.workers.append(self._rig.routing.place(request_id))
-        except (NotReady, Overloaded) as error:
-            return Answers([error], self._cancelled)
-        self.requests.append(decode_call(self._rig.routing.encode_call(request_id)).request)
-        return Answers(next(self._plans), self._cancelled)
+        return Answers(lambda: self._place(request_id), self._cancelled)
+
+    async def _place(self, request_id: str) -> Plan:
+        self.workers.append(await self._rig.routing.attempts.place(request_id))
+        self.requests.append(
+            decode_call(self._rig.routing.attempts.encode_call(request_id)).request
+        )
+        return next(self._plans)
 
     def _cancelled(self) -> None:
         self.num_cancelled += 1
@@ -136,9 +138,9 @@ async def test_a_worker_that_failed_is_left_out_for_other_requests_too() -> None
     dead, alive = handle.workers
     rig.store(f"{dead}-0", TOKENS)
     rig.routing.begin(ask("r", TOKENS), Route())
-    assert rig.routing.place("r") == alive
+    assert await rig.routing.attempts.place("r") == alive
     rig.now += 5.0
-    assert rig.routing.place("r") == dead
+    assert await rig.routing.attempts.place("r") == dead
 
 
 @pytest.mark.parametrize(("n", "sections"), [(2, {}), (1, {"failover": {"resume_streams": False}})])
@@ -232,7 +234,7 @@ async def test_what_cannot_be_in_time_anywhere_is_not_offered_around() -> None:
     rig.up("a-0", "b-0")
     for name in "xy":
         rig.routing.begin(ask(name, TOKENS), Route())
-        rig.routing.place(name)
+        await rig.routing.attempts.place(name)
     handle = Handle(rig, [[full]])
     with pytest.raises(Overloaded, match="on the best of 2 workers; 1 ms are allowed"):
         await anext(RayFleet(handle, rig.routing).generate(ask("q", TOKENS), Route()))
@@ -277,3 +279,78 @@ async def test_a_tenant_over_its_limit_is_sent_nowhere() -> None:
 
 async def collect(fleet: RayFleet, given: Ask) -> list[TokenChunk]:
     return [chunk async for chunk in fleet.generate(given, Route())]
+
+
+# Pieces of 4 x (64 - 8) tokens.
+SMALL = {"block_size": 4, "max_batched_tokens": 64, "max_batch_size": 8}
+LONG = list(range(1000, 1600))
+PIECE = encode_chunks([TokenChunk(token_ids=(99,), finish_reason="length", cached_tokens=8)])
+NEXT_PIECE = encode_chunks([TokenChunk(token_ids=(98,), finish_reason="length", cached_tokens=224)])
+REST = [
+    TokenChunk(token_ids=(1,), cached_tokens=448),
+    TokenChunk(token_ids=(2,), finish_reason="length", cached_tokens=448),
+]
+
+
+async def long_one(plans: list[Plan]) -> tuple[list[TokenChunk], Handle, Rig, Route]:
+    rig = Rig("a", "b", executor=SMALL)
+    rig.up("a-0", "b-0")
+    handle, route = Handle(rig, plans), Route()
+    fleet = RayFleet(handle, rig.routing)
+    chunks = [chunk async for chunk in fleet.generate(ask("q", LONG), route)]
+    fleet.close()
+    routing = rig.routing.describe()["routing"]
+    assert [routing[name] for name in ("in_flight", "waiting", "held", "reserved")] == [0, 0, 0, 0]
+    return chunks, handle, rig, route
+
+
+async def test_a_client_sees_nothing_of_the_pieces_of_its_prompt() -> None:
+    chunks, handle, rig, route = await long_one([[PIECE], [NEXT_PIECE], [encode_chunks(REST)]])
+    assert chunks == [msgspec.structs.replace(chunk, cached_tokens=8) for chunk in REST]
+    assert [len(request.token_ids) // 4 for request in handle.requests] == [224, 448, 600]
+    assert [request.request_id for request in handle.requests] == ["q/1", "q/2", "q"]
+    assert len(set(handle.workers)) == 1
+    (record,) = rig.decisions()
+    assert (record.num_pieces, record.num_attempts, record.status) == (2, 1, "ok")
+    assert (record.cached_tokens, record.output_tokens, record.prompt_tokens) == (8, 2, 600)
+    assert (route.num_attempts, route.worker) == (1, record.worker)
+
+
+async def test_a_worker_that_dies_in_a_piece_is_replaced() -> None:
+    plans: list[Plan] = [[PIECE], [died()], [PIECE], [NEXT_PIECE], [encode_chunks(REST)]]
+    chunks, handle, rig, _ = await long_one(plans)
+    assert len(chunks) == 2
+    first, *others = handle.workers
+    assert others == [first, *[{"a": "b", "b": "a"}[first]] * 3]
+    (record,) = rig.decisions()
+    assert (record.num_pieces, record.num_attempts, record.status) == (3, 2, "ok")
+
+
+async def test_a_client_that_leaves_in_a_piece_leaves_nothing() -> None:
+    rig = Rig("a", executor=SMALL)
+    rig.up("a-0")
+    handle = Handle(rig, [[PIECE], [asyncio.Event()]])
+    fleet = RayFleet(handle, rig.routing)
+    task = asyncio.ensure_future(collect(fleet, ask("q", LONG)))
+    while len(handle.workers) < 2:
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])
+    fleet.close()
+    assert task.cancelled()
+    assert [(d.status, d.num_pieces, d.output_tokens) for d in rig.decisions()] == [
+        ("cancelled", 1, 0)
+    ]
+    assert (rig.routing._placement.num_reserved, rig.routing._in_flight) == (0, {})
+
+
+async def test_a_warm_up_that_is_cut_is_computed_to_its_end() -> None:
+    rig = Rig("a", executor=SMALL)
+    rig.up("a-0")
+    handle = Handle(rig, [[PIECE], [NEXT_PIECE], [encode_chunks(REST)]])
+    fleet = RayFleet(handle, rig.routing)
+    pinned = msgspec.structs.replace(ask("warm", LONG), pinned_worker="a-0")
+    await fleet._run_quietly(pinned)
+    fleet.close()
+    assert [len(request.token_ids) // 4 for request in handle.requests] == [224, 448, 600]
+    assert (rig.decisions(), rig.routing._placement.num_reserved) == ([], 0)

@@ -89,9 +89,9 @@ async def test_a_later_attempt_forgets_who_was_full(fleet: Fleet) -> None:
     fleet.rig.store("b-0", TOKENS)
     pending = fleet.pending("q", TOKENS)
     assert [await fleet.choose(pending, is_retry) for is_retry in (False, True)] == ["b", "a"]
-    assert fleet.rig.routing.refused("q") == {"b"}
+    assert fleet.rig.routing.attempts.refused("q") == {"b"}
     await fleet.choose(pending)
-    assert fleet.rig.routing.refused("q") == set()
+    assert fleet.rig.routing.attempts.refused("q") == set()
 
 
 async def test_nothing_is_kept_of_a_refused_request_whose_client_left(fleet: Fleet) -> None:

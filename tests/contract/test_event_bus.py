@@ -194,6 +194,14 @@ def test_backlog_starts_before_the_end(harness, open_reader):
     assert [r.value for r in read(reader, 1)] == [b"10"]
 
 
+def test_no_backlog_starts_at_the_end(harness, open_reader):
+    publish_all(harness, [(b"w", b"%d" % i) for i in range(3)])
+    reader = open_reader(0)
+    until(reader.is_caught_up, reader)
+    publish_all(harness, [(b"w", b"3"), (b"x", b"4")])
+    assert sorted(r.value for r in read(reader, 2)) == [b"3", b"4"]
+
+
 def test_backlog_longer_than_the_log(harness, open_reader):
     publish_all(harness, [(b"w", b"1")])
     assert [r.value for r in read(open_reader(100), 1)] == [b"1"]

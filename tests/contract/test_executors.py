@@ -317,6 +317,20 @@ async def test_low_retention_goes_first(executor: Executor) -> None:
     assert chunks[0].cached_tokens >= 32
 
 
+async def test_a_cache_full_of_the_highest_priority_still_serves(executor: Executor) -> None:
+    """A retention priority ranks; it is no pin."""
+    always = Retention((TokenRange(0, None, 100),), decode_retention_priority=100)
+    prompts = [prompt_of(61, first=first) for first in range(6)]  # each a third of the cache
+    for number, prompt in enumerate(prompts):
+        asked = ask(f"always{number}", prompt, retention=always)
+        assert len(await tokens_of(executor, asked)) == 5
+    await events_until(executor, lambda events: any(isinstance(e, Removed) for e in events))
+    chunks = await collect(executor, ask("last", prompts[-1]))
+    assert chunks[0].cached_tokens is not None
+    assert chunks[0].cached_tokens >= 56
+    assert (await collect(executor, ask("first", prompts[0])))[0].cached_tokens == 0
+
+
 async def test_labels_come_back_in_events(executor: Executor) -> None:
     request = GenerateRequest(
         request_id="a",

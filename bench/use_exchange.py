@@ -1,0 +1,156 @@
+"""What it costs ingresses to tell each other of the prompts they serve, over Kafka.
+
+    python -m bench.use_exchange [--ingresses 2] [--rate 50] [--blocks 551] [--json OUT.json]
+
+Every ingress is a process with the product's own exchange and learned retention, on a Kafka of its
+own, and sends `rate` requests a second with prompts of so many blocks of 32 tokens: half of them
+another turn of an earlier one. Delays are by this machine's clock, from publishing to the moment at
+which another process has learned of it. CPU time is that of an ingress's process, less what the
+same process takes for its own requests when nobody is told.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import multiprocessing
+import tempfile
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from bench.report import write_json
+from controllers.events import PrefixUse
+from controllers.learned_retention import LearnedRetention
+from controllers.prompt_use import PromptUse
+from controllers.shared_uses import SharedUses, UseRecords
+from infra.event_bus import KafkaBus
+from infra.event_bus_base import Topics
+from infra.local_broker_tansu import start_local_broker
+from infra.settings_sections import KafkaSettings
+from serve_app.use_exchange import UseExchange
+
+BLOCK_SIZE = 32
+NUM_WORKERS = 8
+WORKER_BLOCKS = 65_536
+WARM_UP_S = 3.0
+
+
+class Ingress:
+    """Requests that begin and end at once, and what is heard of the others'."""
+
+    def __init__(self, number: int, num_blocks: int) -> None:
+        self.delays_ms: list[float] = []
+        self.learned = LearnedRetention()
+        self.learned.set_workers({f"w{n}": WORKER_BLOCKS for n in range(NUM_WORKERS)})
+        self._records = UseRecords(f"i{number}")
+        self._shared = SharedUses(self.learned, f"i{number}", BLOCK_SIZE)
+        self._first_hash = (number + 1) << 40
+        self._num_blocks = num_blocks
+        self._num_requests = 0
+
+    def heard(self, record: PrefixUse, at: float) -> None:
+        self._shared.apply(record, at)
+        self.delays_ms.append(time.time() * 1e3 - record.ts_ms)
+
+    def run(self, exchange: UseExchange | None, rate: float, seconds: float) -> float:
+        """CPU seconds of this process for each request."""
+        gc.collect()
+        started, first = time.process_time(), self._num_requests
+        next_s, end_s = time.monotonic(), time.monotonic() + seconds
+        while next_s < end_s:
+            time.sleep(max(0.0, next_s - time.monotonic()))
+            self._request(exchange)
+            next_s += 1.0 / rate
+        return (time.process_time() - started) / (self._num_requests - first)
+
+    def _request(self, exchange: UseExchange | None) -> None:
+        number = self._num_requests
+        self._num_requests += 1
+        start = self._first_hash + number // 2 * 10_000
+        hashes = range(start, start + self._num_blocks + number % 2 * 16)
+        prompt = PromptUse(hashes, len(hashes) * BLOCK_SIZE, BLOCK_SIZE, "agent")
+        name, worker, now = f"{start}-{number}", f"w{number % NUM_WORKERS}", time.monotonic()
+        use = self.learned.use(prompt, now)
+        self.learned.promise(use, worker, now)
+        if exchange is not None:
+            exchange.publish(self._records.sent(name, worker, prompt, time.time_ns() // 1_000_000))
+        self.learned.finished(use, 0, now)
+        if exchange is not None:
+            exchange.publish(self._records.done(name, worker, 0, time.time_ns() // 1_000_000))
+
+
+def ingress(
+    kafka: KafkaSettings, number: int, rate: float, num_blocks: int, end: Connection
+) -> None:
+    """One process: requests that nobody is told of, then the same with the exchange."""
+    seconds = end.recv()
+    alone = Ingress(number, num_blocks).run(None, rate, seconds)
+    one = Ingress(number, num_blocks)
+    topic = Topics(kafka.topic_prefix).uses
+    exchange = UseExchange(KafkaBus(kafka), topic, one.heard, time.monotonic)
+    exchange.start()
+    one.run(exchange, rate, WARM_UP_S)
+    one.delays_ms.clear()
+    told = one.run(exchange, rate, seconds)
+    end.send((alone * 1e6, told * 1e6, one.delays_ms))
+    end.recv()
+    exchange.close()
+
+
+def measure(num_ingresses: int, rate: float, num_blocks: int, seconds: float) -> dict[str, Any]:
+    """Everything of this module, on a broker of its own."""
+    with tempfile.TemporaryDirectory(prefix="cachelane-bench-") as folder:
+        broker = start_local_broker(Path(folder), lambda line: None)
+        kafka = KafkaSettings(bootstrap_servers=broker.bootstrap)
+        KafkaBus(kafka).ensure_topics()
+        context = multiprocessing.get_context("spawn")
+        ends, processes = [], []
+        for number in range(num_ingresses):
+            ours, theirs = context.Pipe()
+            arguments = (kafka, number, rate, num_blocks, theirs)
+            process = context.Process(target=ingress, args=arguments)
+            process.start()
+            ends.append(ours)
+            processes.append(process)
+        try:
+            for end in ends:
+                end.send(seconds)
+            found = [end.recv() for end in ends]
+        finally:
+            for end in ends:
+                end.send("end")
+            for process in processes:
+                process.join(30)
+            broker.stop()
+    alone, told, delays = zip(*found, strict=True)
+    every_delay = sorted(delay for each in delays for delay in each)
+    return {
+        "ingresses": num_ingresses,
+        "rate": rate,
+        "blocks": num_blocks,
+        "delay_p50_ms": round(median(every_delay), 1),
+        "delay_p99_ms": round(every_delay[int(len(every_delay) * 0.99)], 1),
+        "cpu_us_per_own_request": round(median(told) - median(alone)),
+        "cpu_us_without": round(median(alone)),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ingresses", type=int, default=2)
+    parser.add_argument("--rate", type=float, default=50.0, help="requests/s of one ingress")
+    parser.add_argument("--blocks", type=int, default=551)
+    parser.add_argument("--seconds", type=float, default=8.0)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    figures = measure(args.ingresses, args.rate, args.blocks, args.seconds)
+    write_json("use_exchange", figures, args.json)
+    for name, value in figures.items():
+        print(f"{name:24} {value}")
+
+
+if __name__ == "__main__":
+    main()
