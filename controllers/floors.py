@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from controllers.touch_tree import TouchedRun
 
 TARGET = 0.94  # of the hits of LRU; a shortage is what lifts a group, so somewhat less comes of it
-# Steep and far: what a group's hits are worth when another's return ten times as often. Hits are
-# counted over so long that this does not swing.
+# Steep, so that little is short of the target, and far, as some groups come again a hundred times
+# as often as others. It does not swing, since hits are counted over long.
 GAIN = 50.0
 MAX_BOOST = 1000.0
 # A group's hits are forgotten by half after so many of its own blocks.
