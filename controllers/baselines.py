@@ -7,7 +7,7 @@ from random import Random
 import numpy as np
 
 from controllers.blind import Rows
-from controllers.books import Floats
+from controllers.numbers import Floats
 
 
 def pick_random(rows: Rows, rng: Random) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from controllers.books import Floats
+from controllers.numbers import Floats
 
 NUM_LEADING_BLOCKS = 4  # what is hashed: long enough to differ, short enough to be shared
 MAX_LOAD = 1.25  # of the mean; a worker above it is passed over

@@ -14,14 +14,13 @@ neither cached blocks nor costs. Times are in ms since an arbitrary start.
 from __future__ import annotations
 
 import math
-from typing import TypeGuard
+from typing import NamedTuple, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
 
 from controllers.events import Load
-
-Floats = npt.NDArray[np.float64]
+from controllers.numbers import Floats, Numbers
 
 BUSY_WINDOW_MS = 20_000.0  # memory of booked work, for the congestion price
 MAX_BUSY = 0.95
@@ -49,6 +48,28 @@ _ROWS = (
     "blocks_at_report",
     "reported_at_ms",
 )
+
+
+class View(NamedTuple):
+    """What costs depend on: arrays by row of the books, or the numbers of one worker."""
+
+    speed: Numbers
+    capacity_blocks: Numbers
+    active_blocks: Numbers
+    prefill_end_ms: Numbers
+    prefill_tokens: Numbers
+    num_requests: Numbers
+    shared_tokens: Numbers
+    shared_requests: Numbers
+    others_prefill_tokens: Numbers
+    others_requests: Numbers
+    busy: Numbers
+
+    def at(self, row: int) -> View:
+        """Of one worker."""
+        return View(
+            *[values if isinstance(values, float) else float(values[row]) for values in self]
+        )
 
 
 class Books:
@@ -113,14 +134,21 @@ class Books:
         self.all_rows = np.arange(len(self.workers))
         self._rows = {name: i for i, name in enumerate(self.workers)}
 
-    def at(self, row: int) -> Books:
-        """A view of one row, to read: the cost of one worker takes a tenth of that of 64."""
-        view = Books.__new__(Books)
-        view.workers = self.workers[row : row + 1]
-        view._booked_from_ms = self._booked_from_ms
-        for name in _ROWS:
-            setattr(view, name, getattr(self, name)[row : row + 1])
-        return view
+    def view(self, now_ms: float) -> View:
+        """By row."""
+        return View(
+            speed=self.speed,
+            capacity_blocks=self.capacity_blocks,
+            active_blocks=self.active_blocks(),
+            prefill_end_ms=self.prefill_end_ms,
+            prefill_tokens=self.prefill_tokens,
+            num_requests=self.num_requests,
+            shared_tokens=self.shared_tokens,
+            shared_requests=self.shared_requests,
+            others_prefill_tokens=self.others_prefill_tokens,
+            others_requests=self.others_requests,
+            busy=self.busy(now_ms),
+        )
 
     def book(self, row: int, tokens: float, blocks: int, service_ms: float, now_ms: float) -> None:
         """A request was sent."""

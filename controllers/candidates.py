@@ -8,7 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from controllers.blind import Rows
-from controllers.books import Books, Floats
+from controllers.books import Books
+from controllers.numbers import Floats
 from controllers.placement_types import Query, TableView
 from controllers.predictions import Predictions
 

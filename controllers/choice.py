@@ -12,10 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from controllers.blind import BlindPlacement, Rows
-from controllers.books import Books, Floats
+from controllers.books import Books
 from controllers.candidates import Candidates
 from controllers.costs import Costs
 from controllers.hubs import Hubs
+from controllers.numbers import Floats
 from controllers.placement_types import Query, TableView
 
 TIE_MS = 1e-6

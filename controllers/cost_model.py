@@ -10,15 +10,11 @@ each worker. Everything is in milliseconds. Knows nothing of requests or of what
 from __future__ import annotations
 
 import math
-from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from controllers.events import Iteration
-
-Floats = npt.NDArray[np.float64]
-Numbers: TypeAlias = float | Floats
+from controllers.numbers import Floats, Numbers, at_least, at_most, rounded_down, rounded_up
 
 FORGETTING = 0.9995  # about 2,000 iterations
 # A GPU with 8,192 tokens in a full iteration. In units of its own full iteration any engine has
@@ -94,22 +90,26 @@ class CostModel:
         """Its speed, not what it taught the curve."""
         self._speeds.pop(worker, None)
 
-    def prefill_ms(self, num_tokens: Numbers, decode_ms: Numbers, speed: Numbers) -> Floats:
+    def prefill_ms(self, num_tokens: Numbers, decode_ms: Numbers, speed: Numbers) -> Numbers:
         """Time to prefill this many tokens, in iterations of at most `max_batched_tokens` that each
         also carry a decode part of `decode_ms`. Numbers, or arrays by worker."""
+        own_ms, num_iterations = self.prefill_parts(num_tokens)
+        return own_ms * speed + num_iterations * decode_ms
+
+    def prefill_parts(self, num_tokens: Numbers) -> tuple[Numbers, Numbers]:
+        """Its time at a speed of 1 while nobody decodes, and the iterations that it takes."""
         a, b, c, *_ = self._floats
         iterations = num_tokens / self.max_batched_tokens
-        num_full, num_all = np.floor(iterations), np.ceil(iterations)
-        full_ms = max(FLOOR_MS, a + float(_rise(1.0, b, c)))
+        num_full, num_all = rounded_down(iterations), rounded_up(iterations)
+        full_ms = at_least(FLOOR_MS, a + _rise(1.0, b, c))
         rest_ms = _at_least_floor(_rise(iterations - num_full, b, c) + a, a)
-        own_ms = num_full * full_ms + (num_all - num_full) * rest_ms
-        return own_ms * speed + num_all * decode_ms
+        return num_full * full_ms + (num_all - num_full) * rest_ms, num_all
 
-    def decode_ms(self, share: Numbers, speed: Numbers) -> Floats:
+    def decode_ms(self, share: Numbers, speed: Numbers) -> Numbers:
         """Decode part of an iteration with `share` of the reference blocks in use. Beyond the
         largest share observed it stays flat: a parabola fitted near 0 says nothing about 1."""
         _, _, _, d, e, f = self._floats
-        p = np.minimum(share, self._max_share or 1.0)
+        p = at_most(self._max_share or 1.0, share)
         return _at_least_floor(_rise(p, e, f) + d, d) * speed
 
     @property
@@ -163,20 +163,20 @@ class _Speed:
             self._surprises = []
 
 
-def _rise(x: Numbers, linear: float, square: float) -> Floats:
+def _rise(x: Numbers, linear: float, square: float) -> Numbers:
     """linear x + square x^2 for x >= 0, but more work never takes less time: flat from the top of
     the parabola on, and 0 where it is negative."""
     if square < 0.0:
-        x = np.minimum(x, max(0.0, linear) / (-2.0 * square))
+        x = at_most(max(0.0, linear) / (-2.0 * square), x)
     slope = x * square + linear
     if linear < 0.0:  # else it is nowhere below 0: half of what each clip would take is saved
-        slope = np.maximum(0.0, slope)
-    return np.asarray(x * slope)
+        slope = at_least(0.0, slope)
+    return x * slope
 
 
-def _at_least_floor(ms: Floats, least_ms: float) -> Floats:
+def _at_least_floor(ms: Numbers, least_ms: float) -> Numbers:
     """`least_ms`: what is known to be the least of them, so that most calls need no clip."""
-    return ms if least_ms >= FLOOR_MS else np.maximum(FLOOR_MS, ms)
+    return ms if least_ms >= FLOOR_MS else at_least(FLOOR_MS, ms)
 
 
 def _features(iteration: Iteration, reference_blocks: int, max_batched_tokens: int) -> Floats:

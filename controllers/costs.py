@@ -17,8 +17,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from controllers.books import Books, Floats
+from controllers.books import View
 from controllers.cost_model import CostModel
+from controllers.numbers import (
+    Floats,
+    Numbers,
+    above,
+    at_least,
+    larger,
+    largest,
+    rounded_up,
+    where_positive,
+)
 from controllers.rank_book import PASSES_NONE, Passed
 
 # Price of work on an idle worker: without it a burst of siblings, each served as soon here as
@@ -28,26 +38,48 @@ MIN_SHARE_OF_ALONE = 0.3  # a prefill that joins a queue costs at least this sha
 
 
 class Work(NamedTuple):
-    """Requests as the workers would see them. Of a single one: numbers, and arrays by worker. Of
-    several: numbers have shape (requests, 1), arrays (requests, workers)."""
+    """Requests as the workers would see them, as far as loads do not matter. Of a single one:
+    numbers, and arrays by worker. Of several: numbers have shape (requests, 1), arrays
+    (requests, workers)."""
 
-    num_tokens: Floats | float
-    num_blocks: Floats | float  # those that are not full too
-    block_size: int
-    cached_blocks: Floats
-    onboard_ms: Floats | None  # to bring cached blocks from a lower medium; None: there are none
-    output_tokens: Floats | float  # expected
+    uncached_tokens: Numbers
+    prefill_ms: Numbers  # at a speed of 1, on a worker that does nothing else
+    num_iterations: Numbers
+    new_blocks: Numbers
+    need_blocks: Numbers  # number: with its expected output
+    output_tokens: Numbers  # number, expected
+    onboard_ms: Numbers | None  # to bring cached blocks from a lower medium; None: there are none
     has_full_hit: bool  # one of them is cached as a whole somewhere
 
     def at(self, row: int) -> Work:
-        """On one worker: no array has an axis of workers."""
-        return self._replace(
-            num_tokens=_on_one_worker(self.num_tokens),
-            num_blocks=_on_one_worker(self.num_blocks),
-            output_tokens=_on_one_worker(self.output_tokens),
-            cached_blocks=self.cached_blocks[..., row],
-            onboard_ms=None if self.onboard_ms is None else self.onboard_ms[..., row],
-        )
+        """On one worker: nothing has an axis of workers."""
+        return Work(*[_on_one_worker(values, row) for values in self])  # type: ignore[arg-type]
+
+
+def work_of(
+    model: CostModel,
+    block_size: int,
+    num_tokens: Numbers,
+    output_tokens: Numbers,
+    cached_blocks: Floats,
+    onboard_ms: Floats | None,
+) -> Work:
+    """Shapes as in Work."""
+    uncached: Numbers = num_tokens - cached_blocks * block_size
+    has_full_hit = -largest(-uncached) <= 0.0
+    if has_full_hit:
+        uncached = at_least(0.0, uncached)
+    prefill_ms, num_iterations = model.prefill_parts(uncached)
+    return Work(
+        uncached_tokens=uncached,
+        prefill_ms=prefill_ms,
+        num_iterations=num_iterations,
+        new_blocks=rounded_up(num_tokens / block_size) - cached_blocks,
+        need_blocks=(num_tokens + output_tokens) / block_size,
+        output_tokens=output_tokens,
+        onboard_ms=onboard_ms,
+        has_full_hit=has_full_hit,
+    )
 
 
 class Costs(NamedTuple):
@@ -61,7 +93,7 @@ class Costs(NamedTuple):
     cost_ms: Floats
 
     def of(self, index: int) -> Costs:
-        """Of one request."""
+        """Of one request of several, or of one worker as numbers."""
         return Costs(*[values[index] for values in self])
 
 
@@ -80,29 +112,25 @@ class Weights(NamedTuple):
 
 
 class Loads(NamedTuple):
-    """What is on each worker, as requests of one rank see it."""
+    """What is on each worker, as requests of one rank see it: arrays by row of the books, or the
+    numbers of one worker."""
 
-    speed: Floats
-    queued_tokens: Floats  # own ones before it, with which it may share iterations
-    queued_ms: Floats
-    num_decoding: Floats
-    active_blocks: Floats
-    held_blocks: Floats  # with what the running requests will write
-    capacity_blocks: Floats
-    backlog_ms: Floats
-    start_ms: Floats  # of a request that finds blocks and a place
-    places_ms: Floats | None  # wait for a place in the batch; None: there is one everywhere
-    price: Floats  # of a ms of service: itself and what later requests pay for it
-    idle_ms: Floats  # a step of decoding alone
-    decode_ms: Floats  # a step with what runs
-    shared_ms: Floats  # the same, 0 without anybody who decodes
+    speed: Numbers
+    queued_tokens: Numbers  # own ones before it, with which it may share iterations
+    queued_ms: Numbers
+    num_decoding: Numbers
+    active_blocks: Numbers
+    held_blocks: Numbers  # with what the running requests will write
+    capacity_blocks: Numbers
+    backlog_ms: Numbers
+    start_ms: Numbers  # of a request that finds blocks and a place
+    places_ms: Numbers | None  # wait for a place in the batch; None: there is one everywhere
+    price: Numbers  # of a ms of service: itself and what later requests pay for it
+    idle_ms: Numbers  # a step of decoding alone
+    decode_ms: Numbers  # a step with what runs
+    shared_ms: Numbers  # the same, 0 without anybody who decodes
     has_queue: bool  # somewhere
     free_blocks: float  # at least, on every worker
-
-    def at(self, row: int) -> Loads:
-        """Of one worker, as numbers."""
-        numbers = [v[row] if isinstance(v, np.ndarray) else v for v in self]
-        return Loads(*numbers)  # type: ignore[arg-type]
 
     def promise(self, num_blocks: float) -> Loads:
         """With so many blocks spoken for."""
@@ -112,32 +140,34 @@ class Loads(NamedTuple):
 
 
 def loads_of(
-    books: Books,
+    books: View,
     model: CostModel,
     weights: Weights,
     block_size: int,
     now_ms: float,
     passed: Passed = PASSES_NONE,
 ) -> Loads:
-    """By row. What such a request passes at the gates keeps it waiting nowhere."""
-    queued = np.maximum(0.0, books.prefill_tokens - passed.own_tokens)
-    others_tokens = np.maximum(0.0, books.others_prefill_tokens - passed.others_tokens)
+    """What such a request passes at the gates keeps it waiting nowhere."""
+    queued: Numbers = at_least(0.0, books.prefill_tokens - passed.own_tokens)
+    has_queue = largest(queued) > 0.0
+    is_queued = above(0.0, queued) if has_queue else 0.0
     num_requests = _num_requests(books, passed)
-    num_decoding = np.maximum(0.0, num_requests - (queued > 0))
-    active = books.active_blocks()
+    num_decoding = at_least(0.0, num_requests - is_queued) if has_queue else num_requests
+    active = books.active_blocks
     decode_ms = model.decode_ms(active / weights.reference_blocks, books.speed)
     # A running mean of others' requests is rarely exactly 0.
-    shared_ms = decode_ms * (num_decoding >= 0.5)
+    shared_ms = decode_ms * above(0.49, num_decoding)
 
-    has_queue = _most(queued) > 0
-    backlog_ms = np.maximum(0.0, books.prefill_end_ms - now_ms)
+    backlog_ms = at_least(0.0, books.prefill_end_ms - now_ms)
     if passed is not PASSES_NONE:
         backlog_ms = backlog_ms * _share_ahead(books, passed)
-    if _most(others_tokens) > 0:
+    if largest(books.others_prefill_tokens) > 0.0:
+        others_tokens = at_least(0.0, books.others_prefill_tokens - passed.others_tokens)
         backlog_ms = backlog_ms + model.prefill_ms(others_tokens, shared_ms, books.speed)
     # Half an iteration on average until it can join one; a whole one if others wait to join.
     joins_ms = 0.5 * shared_ms
-    busy = books.busy(now_ms)
+    if has_queue:
+        joins_ms = joins_ms * (1.0 + is_queued)
     held = active + num_requests * (weights.mean_output_tokens / block_size)
     return Loads(
         speed=books.speed,
@@ -148,103 +178,100 @@ def loads_of(
         held_blocks=held,
         capacity_blocks=books.capacity_blocks,
         backlog_ms=backlog_ms,
-        start_ms=np.maximum(backlog_ms, joins_ms * (1.0 + (queued > 0)) if has_queue else joins_ms),
+        start_ms=larger(backlog_ms, joins_ms),
         places_ms=_places_ms(num_requests, weights),
-        price=1.0 + weights.theta * (IDLE_PRICE + busy / (1.0 - busy)),
+        price=_price(books.busy, weights.theta),
         idle_ms=model.idle_ms * books.speed,
         decode_ms=decode_ms,
         shared_ms=shared_ms,
         has_queue=has_queue,
-        free_blocks=-_most(held - books.capacity_blocks),
+        free_blocks=-largest(held - books.capacity_blocks),
     )
 
 
 def cost_of(work: Work, loads: Loads, model: CostModel, weights: Weights) -> Costs:
     """Costs on the workers of `loads`."""
-    uncached = work.num_tokens - work.cached_blocks * work.block_size
-    if work.has_full_hit:
-        uncached = np.maximum(0.0, uncached)
-    service, standstill = _service(uncached, work, loads, model)
+    service, standstill = _service(work, loads, model)
 
-    room_ms, start = np.zeros_like(service), loads.start_ms
-    need = (work.num_tokens + work.output_tokens) / work.block_size
-    if _most(need) > loads.free_blocks:
-        room_ms = _memory_wait_ms(loads, need, weights.held_ms)
-        start = np.maximum(start, room_ms)
+    room_ms, start = 0.0 * service, loads.start_ms
+    if largest(work.need_blocks) > loads.free_blocks:
+        room_ms = _memory_wait_ms(loads, work.need_blocks, weights.held_ms)
+        start = larger(start, room_ms)
     if loads.places_ms is not None:  # places come free after the backlog
         room_ms, start = room_ms + loads.places_ms, start + loads.places_ms
 
-    new_blocks = work.num_blocks - work.cached_blocks
-    share = (loads.active_blocks + new_blocks) / weights.reference_blocks
-    after_ms = np.maximum(loads.decode_ms, model.decode_ms(share, loads.speed))
+    share = (loads.active_blocks + work.new_blocks) / weights.reference_blocks
+    after_ms = larger(loads.decode_ms, model.decode_ms(share, loads.speed))
     own_delay = work.output_tokens * (after_ms - loads.idle_ms)
     others_delay = work.output_tokens * (after_ms - loads.decode_ms) + standstill
     slowdown = own_delay + loads.num_decoding * others_delay
     return Costs(
-        uncached_tokens=uncached,
-        room_ms=room_ms,
-        start_ms=start,
-        service_ms=service,
-        cost_ms=start + loads.price * service + weights.beta * slowdown,
+        uncached_tokens=np.asarray(work.uncached_tokens),
+        room_ms=np.asarray(room_ms),
+        start_ms=np.asarray(start),
+        service_ms=np.asarray(service),
+        cost_ms=np.asarray(start + loads.price * service + weights.beta * slowdown),
     )
 
 
-def _service(
-    uncached: Floats, work: Work, loads: Loads, model: CostModel
-) -> tuple[Floats, Floats]:
+def _service(work: Work, loads: Loads, model: CostModel) -> tuple[Numbers, Numbers]:
     """Its prefill, and how long those that decode stand still for it."""
-    shared_ms = loads.shared_ms
-    service = model.prefill_ms(uncached, shared_ms, loads.speed)
+    shared_ms, uncached = loads.shared_ms, work.uncached_tokens
+    service = work.prefill_ms * loads.speed + work.num_iterations * shared_ms
     if loads.has_queue:
         queued = loads.queued_tokens
         joined_ms = model.prefill_ms(queued + uncached, shared_ms, loads.speed) - loads.queued_ms
-        joined_ms = np.maximum(joined_ms, MIN_SHARE_OF_ALONE * service)
-        service = np.where(queued > 0, joined_ms, service)
+        joined_ms = larger(joined_ms, MIN_SHARE_OF_ALONE * service)
+        service = where_positive(queued, joined_ms, service)
     if work.has_full_hit:
-        service = np.where(uncached > 0, service, loads.decode_ms)
+        service = where_positive(uncached, service, loads.decode_ms)
     if work.onboard_ms is not None:
         service = service + work.onboard_ms
     standstill = service - shared_ms
     if work.has_full_hit:
-        standstill = np.where(uncached > 0, standstill, 0.0)
+        standstill = where_positive(uncached, standstill, 0.0)
     return service, standstill
 
 
-def _num_requests(books: Books, passed: Passed) -> Floats:
-    others = np.maximum(0.0, books.others_requests - passed.others_requests)
+def _price(busy: Numbers, theta: float) -> Numbers:
+    """1 + theta (0.1 + busy / (1 - busy)), in half as many steps."""
+    return (1.0 + theta * (IDLE_PRICE - 1.0)) + theta / (1.0 - busy)
+
+
+def _num_requests(books: View, passed: Passed) -> Numbers:
     known = books.num_requests + books.shared_requests
-    if passed is not PASSES_NONE:
-        known = known - passed.own_requests - passed.shared_requests
-    return known + others
+    if passed is PASSES_NONE:
+        return known + at_least(0.0, books.others_requests)
+    others = at_least(0.0, books.others_requests - passed.others_requests)
+    return known - passed.own_requests - passed.shared_requests + others
 
 
-def _share_ahead(books: Books, passed: Passed) -> Floats:
+def _share_ahead(books: View, passed: Passed) -> Numbers:
     """Of the known work, what such a request does not pass."""
     known = books.prefill_tokens + books.shared_tokens
     passed_tokens = passed.own_tokens + passed.shared_tokens
-    ahead = np.maximum(0.0, known - passed_tokens)
-    return np.where(np.greater(passed_tokens, 0.0), ahead / np.maximum(1.0, known), 1.0)
+    ahead = at_least(0.0, known - passed_tokens)
+    return where_positive(passed_tokens, ahead / at_least(1.0, known), 1.0)
 
 
-def _memory_wait_ms(loads: Loads, need: Floats | float, held_ms: float) -> Floats:
+def _memory_wait_ms(loads: Loads, need: Numbers, held_ms: float) -> Numbers:
     """Blocks that are missing over the rate at which held ones come free; all of them at most."""
     held = loads.held_blocks
-    missing = np.minimum(held, np.maximum(0.0, held + need - loads.capacity_blocks))
-    return np.asarray(missing / np.maximum(held, 1.0) * held_ms)
+    missing = np.minimum(held, at_least(0.0, held + need - loads.capacity_blocks))
+    return missing / at_least(1.0, held) * held_ms
 
 
-def _places_ms(num_requests: Floats, weights: Weights) -> Floats | None:
+def _places_ms(num_requests: Numbers, weights: Weights) -> Numbers | None:
     """A full batch lets one more in `max_running` times while one request is held."""
-    if _most(num_requests) + 1.0 <= weights.max_running:
+    if largest(num_requests) + 1.0 <= weights.max_running:
         return None
-    too_many = np.maximum(0.0, num_requests + 1.0 - weights.max_running)
-    return np.asarray(too_many * (weights.held_ms / weights.max_running))
+    too_many = at_least(0.0, num_requests + 1.0 - weights.max_running)
+    return too_many * (weights.held_ms / weights.max_running)
 
 
-def _most(values: Floats | float) -> float:
-    """On few values a tenth of what max() takes."""
-    return values if isinstance(values, float) else float(values.flat[values.argmax()])
-
-
-def _on_one_worker(numbers: Floats | float) -> Floats | float:
-    return numbers[:, 0] if isinstance(numbers, np.ndarray) else numbers
+def _on_one_worker(values: Numbers | None, row: int) -> Numbers | None:
+    if not isinstance(values, np.ndarray):
+        return values
+    if values.ndim == 1:
+        return float(values[row])
+    return values[:, row if values.shape[1] > 1 else 0]

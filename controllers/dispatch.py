@@ -31,6 +31,9 @@ ExcludeOf: TypeAlias = Callable[[Query], Collection[str]]
 # Whoever waits is looked at again after this, even if nothing was heard.
 RUN_EVERY_S = 0.1
 MIN_PAUSE_S = 0.001
+# A first token that is late by what was predicted does not keep the next request waiting; so many
+# that are late do, or a worker that hangs would be sent everything that waits.
+MAX_LATE = 2
 LONG_SHARE = 1.5  # a prefill is cut if it is longer than so many pieces
 
 
@@ -214,15 +217,16 @@ class _Pass:
             table.block_size,
             0 if query.is_whole else self._rules.slice_tokens,
         )
+        own_costs = costs.of(choice.row)
         if piece is not None:
             hashes = query.hashes[: piece // table.block_size]
             query = msgspec.structs.replace(query, num_tokens=piece, hashes=hashes)
-            costs = placing.ranker.price_one(query, found, table.block_size, now)
-            service_ms = float(costs.service_ms[choice.row])
+            own_costs = placing.ranker.price_at(choice.row, query, found, table.block_size, now)
+            service_ms = float(own_costs.service_ms)
             placed = msgspec.structs.replace(placed, predicted_service_ms=service_ms)
-        placing.reserve(query, table, found, costs, choice, now)
+        placing.reserve(query, table, found, own_costs, choice, now)
         sent = Sent(request_id=query.request_id, placed=placed, num_tokens=piece)
-        return _Started(sent, float(costs.uncached_tokens[choice.row]))
+        return _Started(sent, float(own_costs.uncached_tokens))
 
 
 class _Started(NamedTuple):
@@ -248,7 +252,7 @@ def may_start(
     tokens_ahead = float(books.prefill_tokens[row] - passed.own_tokens)
     return bool(
         num_ahead <= 0
-        or books.own_prefill_end_ms[row] <= now_ms
+        or (num_ahead <= MAX_LATE and books.own_prefill_end_ms[row] <= now_ms)
         or tokens_ahead + costs.uncached_tokens[row] <= shared_start_tokens
     )
 

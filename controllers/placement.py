@@ -124,7 +124,7 @@ class Placement:
             found = placing.in_time(query, found, costs, query.max_ttft_ms)
         choice = placing.choose(query, table, found, costs, placing.stagger(now), now)
         placed = placing.placed(query, table, found, costs, choice)
-        placing.reserve(query, table, found, costs, choice, now)
+        placing.reserve(query, table, found, costs.of(choice.row), choice, now)
         return placed
 
     def explain(self, query: Query, table: TableView, now: float) -> dict[str, Any]:

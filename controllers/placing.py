@@ -108,18 +108,18 @@ class Placing:
         query: Query,
         table: TableView,
         found: Candidates,
-        costs: Costs,
+        own_costs: Costs,
         choice: Choice,
         now: float,
     ) -> None:
-        """It is sent: it counts on its worker from now on."""
+        """It is sent: it counts on its worker from now on. `own_costs`: there, as numbers."""
         row, worker = choice.row, self._books.workers[choice.row]
         booking = Booking(
             worker=worker,
             request_type=query.request_type,
-            uncached_tokens=float(costs.uncached_tokens[row]),
+            uncached_tokens=float(own_costs.uncached_tokens),
             num_blocks=-(-query.num_tokens // table.block_size),
-            service_ms=float(costs.service_ms[row]),
+            service_ms=float(own_costs.service_ms),
             rank=query.rank,
         )
         self.ledger.reserve(query.request_id, booking, now)

@@ -13,7 +13,8 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from controllers.books import OTHERS_GAIN, Floats
+from controllers.books import OTHERS_GAIN
+from controllers.numbers import Floats
 
 # Requests and their uncached tokens.
 Amount: TypeAlias = tuple[float, float]
@@ -32,6 +33,8 @@ class Passed(NamedTuple):
 
     def at(self, row: int) -> Passed:
         """On one worker, as numbers."""
+        if self is PASSES_NONE:
+            return self
         return Passed(*[v if isinstance(v, float) else float(v[row]) for v in self])
 
 

@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from controllers.books import Books, Floats
 from controllers.candidates import Candidates, find_candidates
-from controllers.costs import Costs, Loads, Weights, Work, cost_of, loads_of
+from controllers.costs import Costs, Loads, Weights, Work, cost_of, loads_of, work_of
 from controllers.errors import NotReady
 from controllers.ledger import Ledger
+from controllers.numbers import Floats
 from controllers.placement_types import PlacementSettings, Query, TableView
 from controllers.predictions import Predictions
 
@@ -53,63 +53,51 @@ class Ranker:
     def price_one(self, query: Query, found: Candidates, block_size: int, now: float) -> Costs:
         """By row of the books."""
         weights = self.weights()
-        work = self.work([query], [found], block_size)
         loads = self.loads(query.rank, block_size, now, weights)
-        return cost_of(work, loads, self._ledger.model, weights)
+        return self.costs(self.work([query], [found], block_size), loads, weights)
 
-    def loads(self, rank: int, block_size: int, now: float, weights: Weights) -> Loads:
-        """By row of the books."""
-        return self._loads(self._ledger.books, rank, block_size, now, weights)
-
-    def loads_at(
-        self, row: int, rank: int, block_size: int, now: float, weights: Weights
-    ) -> Loads:
-        """Of one worker, as numbers."""
-        books = self._ledger.books.at(row)
-        return self._loads(books, rank, block_size, now, weights).at(0)
+    def price_at(
+        self, row: int, query: Query, found: Candidates, block_size: int, now: float
+    ) -> Costs:
+        """On one worker, as numbers."""
+        weights = self.weights()
+        loads = self.loads_at(row, query.rank, block_size, now, weights)
+        return self.costs(self.work([query], [found], block_size).at(row), loads, weights)
 
     def backlog_ms(self, rank: int, block_size: int, now: float) -> Floats:
         """By row of the books: known work that such a request comes after."""
-        return self.loads(rank, block_size, now, self.weights()).backlog_ms
+        return np.asarray(self.loads(rank, block_size, now, self.weights()).backlog_ms)
 
-    def _loads(
-        self, books: Books, rank: int, block_size: int, now: float, weights: Weights
-    ) -> Loads:
-        passed = self._ledger.rank_book.passed_by(rank, books.workers)
-        return loads_of(books, self._ledger.model, weights, block_size, now * 1000.0, passed)
+    def loads(self, rank: int, block_size: int, now: float, weights: Weights) -> Loads:
+        """By row of the books."""
+        ledger = self._ledger
+        passed = ledger.rank_book.passed_by(rank, ledger.books.workers)
+        view = ledger.books.view(now * 1000.0)
+        return loads_of(view, ledger.model, weights, block_size, now * 1000.0, passed)
+
+    def loads_at(self, row: int, rank: int, block_size: int, now: float, weights: Weights) -> Loads:
+        """Of one worker, as numbers: a quarter of the time."""
+        ledger = self._ledger
+        passed = ledger.rank_book.passed_by(rank, [ledger.books.workers[row]])
+        view = ledger.books.view(now * 1000.0).at(row)
+        return loads_of(view, ledger.model, weights, block_size, now * 1000.0, passed.at(0))
 
     def costs(self, work: Work, loads: Loads, weights: Weights) -> Costs:
         return cost_of(work, loads, self._ledger.model, weights)
 
     def work(self, queries: Sequence[Query], found: Sequence[Candidates], block_size: int) -> Work:
         """A single one is priced in one dimension: equal shapes take a sixth of the time."""
+        model = self._ledger.model
+        onboard_ms = self._onboard_ms(found)
         if len(queries) == 1:
-            return self._work_of_one(queries[0], found[0], block_size)
+            (query,) = queries
+            tokens, output = float(query.num_tokens), float(self.output_tokens(query))
+            lower_ms = None if onboard_ms is None else onboard_ms[0]
+            return work_of(model, block_size, tokens, output, found[0].cached_blocks, lower_ms)
         num_tokens = np.array([[query.num_tokens] for query in queries], np.float64)
-        return Work(
-            num_tokens=num_tokens,
-            num_blocks=np.ceil(num_tokens / block_size),
-            block_size=block_size,
-            cached_blocks=np.array([own.cached_blocks for own in found]),
-            onboard_ms=self._onboard_ms(found),
-            output_tokens=np.array([[self.output_tokens(query)] for query in queries]),
-            has_full_hit=any(
-                own.best_blocks * block_size >= query.num_tokens
-                for query, own in zip(queries, found, strict=True)
-            ),
-        )
-
-    def _work_of_one(self, query: Query, found: Candidates, block_size: int) -> Work:
-        lower, per_block_ms = found.lower_blocks, self._settings.host_onboard_ms_per_block
-        return Work(
-            num_tokens=float(query.num_tokens),
-            num_blocks=float(-(-query.num_tokens // block_size)),
-            block_size=block_size,
-            cached_blocks=found.cached_blocks,
-            onboard_ms=None if lower is None else lower * per_block_ms,
-            output_tokens=float(self.output_tokens(query)),
-            has_full_hit=found.best_blocks * block_size >= query.num_tokens,
-        )
+        output_tokens = np.array([[self.output_tokens(query)] for query in queries], np.float64)
+        cached_blocks = np.array([own.cached_blocks for own in found])
+        return work_of(model, block_size, num_tokens, output_tokens, cached_blocks, onboard_ms)
 
     def _onboard_ms(self, found: Sequence[Candidates]) -> Floats | None:
         if all(own.lower_blocks is None for own in found):
@@ -163,8 +151,7 @@ class Prices:
         self._weights = ranker.weights()
         self._groups: list[_Group] = []
         self._place: dict[int, tuple[_Group, int]] = {}
-        for rank in sorted({query.rank for query in queries}):
-            members = [i for i, query in enumerate(queries) if query.rank == rank]
+        for rank, members in _by_rank(queries).items():
             work = ranker.work(
                 [queries[i] for i in members], [found[i] for i in members], block_size
             )
@@ -210,6 +197,14 @@ class Prices:
             column = self._ranker.costs(group.work.at(row), loads, self._weights)
             for values, new in zip(group.costs, column, strict=True):
                 values[..., row] = new
+
+
+def _by_rank(queries: Sequence[Query]) -> dict[int, list[int]]:
+    """Rank -> indices."""
+    members: dict[int, list[int]] = {}
+    for i, query in enumerate(queries):
+        members.setdefault(query.rank, []).append(i)
+    return members
 
 
 def _for_each(costs: Costs) -> Costs:

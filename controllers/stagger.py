@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from controllers.books import Floats
+from controllers.numbers import Floats
 
 # Of a full iteration, for each step around the workers (20 of 169 ms, by simulation).
 STEP_SHARE = 0.12

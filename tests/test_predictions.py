@@ -14,7 +14,7 @@ def test_blocks_are_expected_until_they_expire() -> None:
     assert p.extend("a", 1, [1, 2, 3, 4], 0, now=14.9) == 3
     assert p.extend("a", 1, [1, 2, 9], 0, now=14.9) == 2
     assert p.extend("a", 1, [1, 2, 3], 0, now=15.0) == 0
-    p.sweep(19.9)
+    p.sweep(20.0)
     assert_empty(p)
     assert_empty(p)
 
