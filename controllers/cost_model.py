@@ -10,6 +10,7 @@ each worker. Everything is in milliseconds. Knows nothing of requests or of what
 from __future__ import annotations
 
 import math
+from statistics import median_low
 
 import numpy as np
 
@@ -57,6 +58,7 @@ class CostModel:
         self._covariance = np.diag(PRIOR_VARIANCES)
         self._max_share = 0.0
         self._speeds: dict[str, _Speed] = {}
+        self._typical = 1.0  # ratio of observed to predicted of a usual worker
 
     @property
     def coefficients(self) -> tuple[float, ...]:
@@ -72,19 +74,23 @@ class CostModel:
         features = _features(iteration, reference_blocks, self.max_batched_tokens)
         predicted = float(features @ self._coefficients)
         self._max_share = max(self._max_share, float(features[4]))
-        self._update(features, iteration.ms / self.speed(worker) - predicted)
+        if self.speed(worker) == 1.0:
+            # Only usual workers teach: a wrong speed would bend the curve, and that the next speed.
+            self._update(features, iteration.ms - predicted)
         if self.num_samples > NUM_CURVE_ONLY_SAMPLES and predicted > 1.0:
             speed = self._speeds.setdefault(worker, _Speed())
             speed.observe(iteration.ms / predicted, self.num_samples)
+            self._typical = median_low(known.ratio for known in self._speeds.values())
 
     def speed(self, worker: str) -> float:
-        """How many times longer than the curve says this worker takes."""
+        """How many times longer than a usual worker this one takes. Were it the curve that it is
+        compared with, curve and speeds could drift apart together: half of the one times twice the
+        other explains the timings as well."""
         known = self._speeds.get(worker)
         if known is None or self.num_samples - known.last_sample > MAX_SPEED_AGE_SAMPLES:
             return 1.0
-        if abs(known.ratio - 1.0) <= SPEED_DEAD_BAND:
-            return 1.0
-        return known.ratio
+        ratio = known.ratio / self._typical
+        return 1.0 if abs(ratio - 1.0) <= SPEED_DEAD_BAND else ratio
 
     def forget(self, worker: str) -> None:
         """Its speed, not what it taught the curve."""

@@ -230,3 +230,29 @@ def test_a_covariance_that_is_no_longer_definite_starts_anew() -> None:
     for _ in range(50):
         model.observe("w0", Iteration(100, 0, 0, 18.0), GPU.num_blocks)
     assert abs(float(model.prefill_ms(100.0, 0.0, 1.0)) - 18.0) < 1.0
+
+
+def test_curve_and_speeds_do_not_drift_apart() -> None:
+    """One slow worker of four: half the curve and twice all speeds would explain it as well."""
+    rng = random.Random(5)
+    model = CostModel(8192)
+    for _ in range(4000):
+        for i, slowness in enumerate((3.0, 1.0, 1.0, 1.0)):
+            new_tokens, active = rng.choice((0, 300, 2000, 8000)), rng.randrange(20_000)
+            ms = 16.5 * (new_tokens > 0) + 124.0 * new_tokens / 8192 + 5.7 + 54.0 * active / 65_536
+            sample = Iteration(new_tokens, 4, active, ms * slowness * rng.uniform(0.9, 1.1), 1)
+            model.observe(f"w{i}", sample, 65_536)
+    assert [model.speed(f"w{i}") for i in (1, 2, 3)] == [1.0, 1.0, 1.0]
+    assert model.speed("w0") == pytest.approx(3.0, rel=0.05)
+    assert float(model.prefill_ms(8192.0, 0.0, 1.0)) == pytest.approx(140.5, rel=0.03)
+
+
+def test_a_worker_of_another_speed_teaches_the_curve_nothing() -> None:
+    model = CostModel(8192)
+    for _ in range(60):
+        for worker, ms in (("w0", 50.0), ("w1", 50.0), ("w2", 200.0)):
+            model.observe(worker, Iteration(2000, 0, 0, ms, 1), 1000)
+    before = model.coefficients
+    assert model.speed("w2") > 2.5
+    model.observe("w2", Iteration(2000, 0, 0, 400.0, 1), 1000)
+    assert model.coefficients == before
