@@ -2,7 +2,7 @@
 
 Routers that see the same state would all send to the worker that looks best, and learn of each
 other a moment later. So each looks at the workers in turn from a place of its own: those further
-on cost a little more, and of equal ones it takes those of its own share. Knows neither loads nor
+on cost a little more. Knows neither loads nor
 requests.
 """
 
@@ -20,16 +20,14 @@ STEP_SHARE = 0.12
 
 
 class Stagger(NamedTuple):
-    """By row of the books. `shares`: 0 for the workers of the own share, 1 for the next
-    router's, and so on."""
+    """By row of the books."""
 
     cost_ms: Floats
-    shares: Floats
 
 
 def alone(num_workers: int) -> Stagger:
     """For a single router."""
-    return Stagger(np.zeros(num_workers), np.zeros(num_workers))
+    return Stagger(np.zeros(num_workers))
 
 
 def stagger_of(
@@ -43,5 +41,4 @@ def stagger_of(
     steps = (around - place * num // num_routers) % num
     return Stagger(
         cost_ms=np.asarray(steps * (STEP_SHARE * full_iteration_ms), np.float64),
-        shares=np.floor(steps * num_routers / num),
     )

@@ -7,7 +7,7 @@ WORKERS = ["b", "d", "a", "c"]  # rows of the books are in no order
 
 def test_a_single_router_prefers_nobody() -> None:
     stagger = alone(3)
-    assert (stagger.cost_ms.tolist(), stagger.shares.tolist()) == ([0.0] * 3, [0.0] * 3)
+    assert stagger.cost_ms.tolist() == [0.0] * 3
 
 
 def test_each_router_goes_around_by_name_from_a_place_of_its_own() -> None:
@@ -15,8 +15,6 @@ def test_each_router_goes_around_by_name_from_a_place_of_its_own() -> None:
     step = STEP_SHARE * 100.0
     assert first.cost_ms.tolist() == [step * n for n in (1, 3, 0, 2)]
     assert second.cost_ms.tolist() == [step * n for n in (3, 1, 2, 0)]
-    assert first.shares.tolist() == [0.0, 1.0, 0.0, 1.0]
-    assert second.shares.tolist() == [1.0, 0.0, 1.0, 0.0]
 
 
 def test_more_routers_than_workers_share_places() -> None:
