@@ -16,7 +16,6 @@ from controllers.books import Books
 from controllers.candidates import Candidates
 from controllers.costs import Costs
 from controllers.hubs import Hubs
-from controllers.numbers import Floats
 from controllers.placement_types import Query, TableView
 
 TIE_MS = 1e-6
@@ -52,10 +51,8 @@ class Chooser:
         found: Candidates,
         costs: Costs,
         books: Books,
-        stagger_ms: Floats,
         now_ms: float,
     ) -> Choice:
-        """`stagger_ms`: of idle workers those further on take turns later."""
         if found.best_blocks == 0 and self._is_blind(table, books, found.rows):
             row = self._blind.choose(query.hashes, found.rows, books.workers, books.num_requests)
             return Choice(row, "stale", is_blind=True)
@@ -65,11 +62,11 @@ class Chooser:
         if not is_copy_due and not _is_idle_at(books, row, now_ms):
             return Choice(row, _reason(table, found, books, row))
         idle = books.is_free() & (books.prefill_end_ms <= now_ms)
-        row = self._in_turn(row, found.rows, found, costs, books, stagger_ms, idle, now_ms)
+        row = self._in_turn(row, found.rows, found, costs, books, idle, now_ms)
         copy = _without(depth, found, idle) if is_copy_due else found.rows[:0]
         if len(copy):
             row = self._cheapest(copy, costs)
-            row = self._in_turn(row, copy, found, costs, books, stagger_ms, idle, now_ms)
+            row = self._in_turn(row, copy, found, costs, books, idle, now_ms)
         return Choice(row, _reason(table, found, books, row), len(copy) > 0)
 
     def _is_blind(self, table: TableView, books: Books, rows: Rows) -> bool:
@@ -87,7 +84,6 @@ class Chooser:
         found: Candidates,
         costs: Costs,
         books: Books,
-        stagger_ms: Floats,
         idle: Mask,
         now_ms: float,
     ) -> int:
@@ -102,7 +98,7 @@ class Chooser:
             & (ttft_ms[rows] <= SIMILAR_TTFT * ttft_ms[row])
         )
         similar = rows[is_similar]
-        booked = (books.booked(now_ms) + stagger_ms)[similar]
+        booked = books.booked(now_ms)[similar]
         return self._any(similar[booked <= booked.min()])
 
     def _is_copy_due(self, query: Query, depth: int, block_size: int) -> bool:

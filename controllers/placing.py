@@ -101,9 +101,7 @@ class Placing:
         if self._settings.policy == "least_requests":
             return Choice(pick_least_requests(rows, books.num_requests, self._rng), "load")
         costs = costs._replace(cost_ms=costs.cost_ms + stagger.cost_ms)
-        return self._chooser.choose(
-            query, table, found, costs, books, stagger.cost_ms, now * 1000.0
-        )
+        return self._chooser.choose(query, table, found, costs, books, now * 1000.0)
 
     def reserve(
         self,
