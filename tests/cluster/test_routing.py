@@ -76,7 +76,6 @@ def test_first_turns_spread_over_all_workers(fleet: Fleet) -> None:
         chat.turn(fleet.http)
     by_worker = Counter(chat.workers[0] for chat in chats)
     assert by_worker.keys() == fleet.executors().keys()
-    assert min(by_worker.values()) >= 4
 
 
 def test_a_shared_system_prompt_does_not_pull_everybody_to_one_worker(fleet: Fleet) -> None:
