@@ -86,7 +86,7 @@ class Dispatcher:
                 found.append(self._placing.ranker.find(query, table, now, exclude_of(query)))
                 waiters.append(waiter)
             except CachelaneError as error:
-                results.append(self._refuse(query, error))
+                results.append(Refused(request_id=query.request_id, error=error))
         if waiters:
             results += _Pass(self._placing, self.rules, waiters, found, table, now).run(self._queue)
         for result in results:
@@ -102,9 +102,6 @@ class Dispatcher:
         coming = ends_ms[ends_ms > now * 1000.0]
         first_s = float(coming.min()) / 1000.0 if len(coming) else math.inf
         return min(max(first_s, now + MIN_PAUSE_S), now + RUN_EVERY_S)
-
-    def _refuse(self, query: Query, error: CachelaneError) -> Refused:
-        return Refused(request_id=query.request_id, error=error)
 
 
 class _Pass:
@@ -132,7 +129,7 @@ class _Pass:
         self._reserved_ms = np.zeros(len(books))
         self._reserved_blocks = np.zeros(len(books))
         self._reserved_rows: set[int] = set()  # with either
-        self._stagger = placing.stagger(now)
+        self._stagger_ms = placing.stagger_ms(now)
 
     def run(self, queue: RouterQueue) -> list[Sent | Refused]:
         order = self._order(queue)
@@ -168,7 +165,7 @@ class _Pass:
             found = self._placing.in_time(query, found, costs, left_ms)
         if must_wait:
             return None
-        choice = self._placing.choose(query, self._table, found, costs, self._stagger, self._now)
+        choice = self._placing.choose(query, self._table, found, costs, self._stagger_ms, self._now)
         if not is_holding or self._may_start(query.rank, choice.row, costs):
             started = self._send(query, found, costs, choice)
         else:

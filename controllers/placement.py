@@ -122,7 +122,7 @@ class Placement:
         found, costs = placing.rank(query, table, now, exclude)
         if query.max_ttft_ms is not None:
             found = placing.in_time(query, found, costs, query.max_ttft_ms)
-        choice = placing.choose(query, table, found, costs, placing.stagger(now), now)
+        choice = placing.choose(query, table, found, costs, placing.stagger_ms(now), now)
         placed = placing.placed(query, table, found, costs, choice)
         placing.reserve(query, table, found, costs.of(choice.row), choice, now)
         return placed
@@ -132,7 +132,7 @@ class Placement:
         list with the fields of Candidate, cheapest first. Reserves nothing. Raises NotReady."""
         placing = self._placing
         found, costs = placing.rank(query, table, now, ())
-        choice = placing.choose(query, table, found, costs, placing.stagger(now), now)
+        choice = placing.choose(query, table, found, costs, placing.stagger_ms(now), now)
         placed = placing.placed(query, table, found, costs, choice)
         rows = found.rows[np.argsort(costs.cost_ms[found.rows], kind="stable")].tolist()
         busy = self._books.busy(now * 1000.0)

@@ -17,10 +17,11 @@ from controllers.costs import Costs
 from controllers.errors import Overloaded
 from controllers.hubs import Hubs
 from controllers.ledger import Booking, Ledger
+from controllers.numbers import Floats
 from controllers.placement_types import Placed, PlacementSettings, Query, TableView
 from controllers.predictions import Predictions
 from controllers.ranking import Ranker
-from controllers.stagger import Stagger, alone, stagger_of
+from controllers.stagger import stagger_ms
 
 
 class Placing:
@@ -52,15 +53,15 @@ class Placing:
         found = self.ranker.find(query, table, now, exclude)
         return found, self.ranker.price_one(query, found, table.block_size, now)
 
-    def stagger(self, now: float) -> Stagger:
-        """This router's place among the routers."""
+    def stagger_ms(self, now: float) -> Floats | float:
+        """What each worker costs more from this router's place; 0 for a single router."""
         ledger = self.ledger
         routers = ledger.others.alive(now)
         if len(routers) == 1:
-            return alone(len(self._books))
+            return 0.0
         full_ms = float(ledger.model.prefill_ms(ledger.model.max_batched_tokens, 0.0, 1.0))
         place = routers.index(ledger.others.own_id)
-        return stagger_of(self._books.workers, place, len(routers), full_ms)
+        return stagger_ms(self._books.workers, place, len(routers), full_ms)
 
     def in_time(self, query: Query, found: Candidates, costs: Costs, left_ms: float) -> Candidates:
         """Those that could answer within `left_ms`. Raises Overloaded if there are none.
@@ -86,10 +87,10 @@ class Placing:
         table: TableView,
         found: Candidates,
         costs: Costs,
-        stagger: Stagger,
+        extra_ms: Floats | float,
         now: float,
     ) -> Choice:
-        """The cheapest one, as `stagger` has it, unless a policy or the request says otherwise."""
+        """The cheapest one, with `extra_ms` by row, unless a policy or the request decides."""
         books, rows = self._books, found.rows
         pinned = books.row(query.pinned) if query.pinned is not None else None
         if pinned is not None and pinned in rows:
@@ -100,7 +101,7 @@ class Placing:
             return Choice(pick_round_robin(rows, self._num_placed), "policy")
         if self._settings.policy == "least_requests":
             return Choice(pick_least_requests(rows, books.num_requests, self._rng), "load")
-        costs = costs._replace(cost_ms=costs.cost_ms + stagger.cost_ms)
+        costs = costs._replace(cost_ms=costs.cost_ms + extra_ms)
         return self._chooser.choose(query, table, found, costs, books, now * 1000.0)
 
     def reserve(

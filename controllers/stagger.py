@@ -2,14 +2,12 @@
 
 Routers that see the same state would all send to the worker that looks best, and learn of each
 other a moment later. So each looks at the workers in turn from a place of its own: those further
-on cost a little more. Knows neither loads nor
-requests.
+on cost a little more. Knows neither loads nor requests.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -19,26 +17,14 @@ from controllers.numbers import Floats
 STEP_SHARE = 0.12
 
 
-class Stagger(NamedTuple):
-    """By row of the books."""
-
-    cost_ms: Floats
-
-
-def alone(num_workers: int) -> Stagger:
-    """For a single router."""
-    return Stagger(np.zeros(num_workers))
-
-
-def stagger_of(
+def stagger_ms(
     workers: Sequence[str], place: int, num_routers: int, full_iteration_ms: float
-) -> Stagger:
-    """For the router at `place` of `num_routers`, going around the workers by name."""
+) -> Floats:
+    """By row of the books: what each worker costs more, for the router at `place` of `num_routers`,
+    going around the workers by name."""
     num = len(workers)
     order = np.argsort(np.array(workers))
     around = np.empty(num, np.intp)
     around[order] = np.arange(num)
     steps = (around - place * num // num_routers) % num
-    return Stagger(
-        cost_ms=np.asarray(steps * (STEP_SHARE * full_iteration_ms), np.float64),
-    )
+    return np.asarray(steps * (STEP_SHARE * full_iteration_ms), np.float64)
