@@ -10,25 +10,20 @@ process, less what the same process takes for making up the requests.
 
 from __future__ import annotations
 
-import argparse
-import gc
 import heapq
-import multiprocessing
 import random
-import tempfile
 import time
 from multiprocessing.connection import Connection
-from pathlib import Path
-from statistics import median
 from typing import Any, Protocol
 
-from bench.report import write_json
-from controllers.events import BookingBatch
+from bench.arguments import positive_int, positive_number
+from bench.processes import cpu_per_request, found_together, of_ages, of_cpu, parser_of, show
+from controllers.booking_sums import SENT
+from controllers.events import Booking, BookingBatch
 from controllers.other_routers import OtherRouters
 from infra.bookings_feed import BookingsFeed
 from infra.event_bus import KafkaBus
 from infra.event_bus_base import Topics
-from infra.local_broker_tansu import start_local_broker
 from infra.settings_sections import KafkaSettings
 from serve_app.booking_log import BookingLog
 
@@ -41,16 +36,7 @@ WARM_UP_S = 3.0
 class Told(Protocol):
     """A booking log, or what stands for none."""
 
-    def sent(
-        self,
-        request_id: str,
-        worker: str,
-        *,
-        prefill_tokens: float,
-        num_blocks: int,
-        rank: int,
-        service_ms: float,
-    ) -> None: ...
+    def sent(self, booking: Booking) -> None: ...
 
     def first_token(self, request_id: str) -> None: ...
 
@@ -60,7 +46,7 @@ class Told(Protocol):
 class Nobody:
     """Is told everything and does nothing."""
 
-    def sent(self, request_id: str, worker: str, **figures: Any) -> None:
+    def sent(self, booking: Booking) -> None:
         return
 
     def first_token(self, request_id: str) -> None:
@@ -108,12 +94,15 @@ class Traffic:
         heapq.heappush(self._due, (now + TTFT_S, 0, request_id))
         heapq.heappush(self._due, (now + TOTAL_S, 1, request_id))
         told.sent(
-            request_id,
-            f"x8k2ab{self._number % NUM_WORKERS}c-0",
-            prefill_tokens=1000,
-            num_blocks=40,
-            rank=1,
-            service_ms=50.0,
+            Booking(
+                request_id=request_id,
+                worker=f"x8k2ab{self._number % NUM_WORKERS}c-0",
+                state=SENT,
+                prefill_tokens=1000,
+                num_blocks=40,
+                rank=1,
+                service_ms=50.0,
+            )
         )
 
 
@@ -131,16 +120,18 @@ class TimedRouters(OtherRouters):
             self.ages_ms += [
                 (clock - int(booking.request_id[:16], 16)) / 1e6
                 for booking in batch.bookings
-                if booking.state == "sent"
+                if booking.state == SENT
             ]
         return changes
 
 
-def router(kafka: KafkaSettings, name: str, rate: float, linger_s: float, end: Connection) -> None:
+def router(
+    end: Connection, number: int, kafka: KafkaSettings, rate: float, linger_s: float
+) -> None:
     """One router's process: traffic that nobody is told of, then the same with log and feed."""
     seconds = end.recv()
-    traffic = Traffic(rate, seed=int(name[1:]))
-    alone = cpu_per_request(traffic, Nobody(), seconds)
+    name, traffic = f"r{number}", Traffic(rate, seed=number)
+    alone = cpu_per_request(lambda: traffic.run(Nobody(), seconds))
     bus, topics, others = KafkaBus(kafka), Topics(kafka.topic_prefix), TimedRouters(name)
     log = BookingLog(
         bus=bus,
@@ -162,72 +153,38 @@ def router(kafka: KafkaSettings, name: str, rate: float, linger_s: float, end: C
     feed.start()
     traffic.run(log, WARM_UP_S)
     others.ages_ms = []
-    told = cpu_per_request(traffic, log, seconds)
-    end.send((alone * 1e6, told * 1e6, others.ages_ms, others.num_gaps, feed.counters.num_records))
+    told = cpu_per_request(lambda: traffic.run(log, seconds))
+    end.send((alone, told, others.ages_ms, others.num_gaps, feed.counters.num_records))
     end.recv()
     feed.close()
     log.close()
 
 
-def cpu_per_request(traffic: Traffic, told: Told, seconds: float) -> float:
-    gc.collect()
-    started = time.process_time()
-    num_requests = traffic.run(told, seconds)
-    return (time.process_time() - started) / num_requests
-
-
 def measure(num_routers: int, rate: float, linger_s: float, seconds: float) -> dict[str, Any]:
     """Everything of this module, on a broker of its own."""
-    with tempfile.TemporaryDirectory(prefix="cachelane-bench-") as folder:
-        broker = start_local_broker(Path(folder), lambda line: None)
-        kafka = KafkaSettings(bootstrap_servers=broker.bootstrap)
-        KafkaBus(kafka).ensure_topics()
-        context = multiprocessing.get_context("spawn")
-        ends, processes = [], []
-        for i in range(num_routers):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=router, args=(kafka, f"r{i}", rate, linger_s, theirs))
-            process.start()
-            ends.append(ours)
-            processes.append(process)
-        try:
-            for end in ends:
-                end.send(seconds)
-            found = [end.recv() for end in ends]
-        finally:
-            for end in ends:
-                end.send("end")
-            for process in processes:
-                process.join(30)
-            broker.stop()
+    found = found_together(router, num_routers, seconds, (rate, linger_s))
     alone, told, ages, gaps, records = zip(*found, strict=True)
-    every_age = sorted(age for of_router in ages for age in of_router)
     return {
         "routers": num_routers,
         "rate": rate,
         "linger_s": linger_s,
-        "bookings_heard": len(every_age),
-        "age_p50_ms": round(median(every_age), 1),
-        "age_p99_ms": round(every_age[int(len(every_age) * 0.99)], 1),
+        "bookings_heard": sum(len(of_router) for of_router in ages),
+        **of_ages("age", ages),
         "gaps": sum(gaps),
-        "records_heard_per_s": round(median(records) / (seconds + WARM_UP_S)),
-        "cpu_us_per_request": round(median(told) - median(alone)),
-        "cpu_us_of_traffic": round(median(alone)),
+        "records_heard_per_s": round(sum(records) / num_routers / (seconds + WARM_UP_S)),
+        **of_cpu(alone, told, "request"),
     }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--routers", type=int, default=4)
-    parser.add_argument("--rate", type=float, default=100.0, help="requests/s of one router")
+    parser = parser_of(__doc__)
+    parser.add_argument("--routers", type=positive_int, default=4)
+    parser.add_argument(
+        "--rate", type=positive_number, default=100.0, help="requests/s of one router"
+    )
     parser.add_argument("--linger", type=float, default=0.01)
-    parser.add_argument("--seconds", type=float, default=8.0)
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    figures = measure(args.routers, args.rate, args.linger, args.seconds)
-    write_json("bookings", figures, args.json)
-    for name, value in figures.items():
-        print(f"{name:24} {value}")
+    show("bookings", measure(args.routers, args.rate, args.linger, args.seconds), args.json)
 
 
 if __name__ == "__main__":

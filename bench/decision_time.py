@@ -14,16 +14,17 @@ takes but has no function for. A pass is over as many waiting requests as it loo
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+from bench.arguments import new_file, positive_int, program
+from bench.children import figures_of
 from bench.decision_workload import LENGTHS, add_arguments
 from bench.report import Row, print_rows, write_json
+from controllers.errors import SetupError
 
 HERE = Path(__file__).parent
 MIN_RATIO = 3.0  # the peer's time over ours
@@ -33,7 +34,13 @@ Figures = dict[str, Any]
 
 
 def main() -> None:
-    args = _arguments()
+    try:
+        _run(_arguments())
+    except SetupError as error:
+        sys.exit(f"bench.decision_time: {error}")
+
+
+def _run(args: argparse.Namespace) -> None:
     found = {}
     for workers in args.workers:
         figures = found[str(workers)] = compare(workers, args)
@@ -60,10 +67,7 @@ def compare(workers: int, args: argparse.Namespace) -> dict[str, Figures]:
 def _measure(command: list[str], workers: int, args: argparse.Namespace) -> Figures:
     options = [f"--workers={workers}"]
     options += [f"--{n}={getattr(args, n)}" for n in ("blocks", "prompts", "passes", "seed")]
-    command = [*command, *options, f"--per-event={args.per_event}"]
-    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
-    figures: Figures = json.loads(done.stdout)
-    return figures
+    return figures_of([*command, *options, f"--per-event={args.per_event}"])
 
 
 def medians(runs: list[Figures]) -> Figures:
@@ -108,11 +112,13 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    add_arguments(parser)
-    parser.add_argument("--workers", type=int, nargs="+", default=[8, 64])
-    parser.add_argument("--peer-python", type=Path, help="Python with ai-dynamo-runtime")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", type=Path, help="default: .cachelane/bench/decision_time.json")
+    add_arguments(parser, positive_int)
+    parser.add_argument("--workers", type=positive_int, nargs="+", default=[8, 64])
+    parser.add_argument("--peer-python", type=program, help="Python with ai-dynamo-runtime")
+    parser.add_argument("--rounds", type=positive_int, default=3)
+    parser.add_argument(
+        "--json", type=new_file, help="default: .cachelane/bench/decision_time.json"
+    )
     return parser.parse_args()
 
 

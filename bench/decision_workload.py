@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -76,12 +77,13 @@ class Workload:
         return sum(run.end - run.start for run in self.stored)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What decides the workload and how often it is asked, but for --workers."""
-    parser.add_argument("--blocks", type=int, default=200_000, help="(worker, block) pairs")
-    parser.add_argument("--prompts", type=int, default=60, help="of each length")
-    parser.add_argument("--per-event", type=int, default=13, help="blocks")
-    parser.add_argument("--passes", type=int, default=5, help="over all prompts")
+def add_arguments(parser: argparse.ArgumentParser, number: Callable[[str], int] = int) -> None:
+    """What decides the workload and how often it is asked, but for --workers. `number`: the type of
+    what must be above 0; the peer's Python has none of ours."""
+    parser.add_argument("--blocks", type=number, default=200_000, help="(worker, block) pairs")
+    parser.add_argument("--prompts", type=number, default=60, help="of each length")
+    parser.add_argument("--per-event", type=number, default=13, help="blocks")
+    parser.add_argument("--passes", type=number, default=5, help="over all prompts")
     parser.add_argument("--seed", type=int, default=7)
 
 

@@ -16,13 +16,13 @@ import random
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import aiohttp
 import plotext
 
+from bench.arguments import new_file, positive_int
 from bench.fleet import running_fleet
 from bench.report import write_json
 
@@ -191,10 +191,10 @@ def plot(runs: dict[str, Run], num_turns: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--replicas", type=int, default=3)
-    parser.add_argument("--conversations", type=int, default=24)
-    parser.add_argument("--turns", type=int, default=6)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--replicas", type=positive_int, default=3)
+    parser.add_argument("--conversations", type=positive_int, default=24)
+    parser.add_argument("--turns", type=positive_int, default=6)
+    parser.add_argument("--json", type=new_file)
     args = parser.parse_args()
     runs = {
         policy: measure(policy, args.replicas, args.conversations, args.turns)

@@ -19,6 +19,7 @@ from statistics import median
 
 import numpy as np
 
+from bench.arguments import existing_file, new_file
 from bench.report import Row, print_rows, write_json
 from serve_app.engine.batch import Batch, SequenceSlice
 from serve_app.engine.blas import limit_blas_threads
@@ -123,8 +124,10 @@ def _seconds(work: Callable[[], None]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--model", type=Path, help="GGUF file; without it the default model")
-    parser.add_argument("--json", type=Path, help="where to write the figures")
+    parser.add_argument(
+        "--model", type=existing_file, help="GGUF file; without it the default model"
+    )
+    parser.add_argument("--json", type=new_file, help="where to write the figures")
     args = parser.parse_args()
     rows = measure(args.model or ensure_default_model(MODELS, print))
     print_rows("engine", rows, peer="bare forward")

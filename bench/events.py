@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
-import tempfile
 import threading
 import time
 from multiprocessing.connection import Connection
@@ -20,6 +19,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from bench.arguments import new_file, positive_int, positive_number
+from bench.broker import running_broker
 from bench.report import write_json
 from controllers.blocks import HASH_SCHEME
 from controllers.events import Event, EventBatch, Load, Stored, WorkerUp, hex_of
@@ -28,7 +29,7 @@ from controllers.worker_state import Applied
 from infra.event_bus import KafkaBus
 from infra.event_bus_base import Topics
 from infra.event_publisher import EventPublisher, WorkerIdentity
-from infra.local_broker_tansu import start_local_broker
+from infra.local_broker_tansu import Broker, start_local_broker
 from infra.settings_sections import EventSettings, KafkaSettings
 from infra.table_feed import TableFeed
 
@@ -142,29 +143,35 @@ def read(kafka: KafkaSettings, workers: list[str], orders: Connection) -> None:
 
 def measure(num_workers: int, rate: float, seconds: float) -> dict[str, Any]:
     """Everything of this module, on a broker of its own."""
-    with tempfile.TemporaryDirectory(prefix="cachelane-bench-") as folder:
-        state_dir = Path(folder)
-        broker = start_local_broker(state_dir, lambda line: None)
-        kafka = KafkaSettings(bootstrap_servers=broker.bootstrap)
-        KafkaBus(kafka).ensure_topics()
-        workers = [f"w{i}" for i in range(num_workers)]
-        context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe()
-        stop, out = context.Event(), context.Queue()
-        reader = context.Process(target=read, args=(kafka, workers, theirs))
-        writer = context.Process(target=publish, args=(kafka, workers, rate, stop, out))
-        reader.start()
-        writer.start()
-        try:
-            figures = _steady(ours, seconds) | _outage(ours, state_dir, broker)
-        finally:
-            stop.set()
-            most_pending = out.get(timeout=30)
-            ours.send("end")
-            writer.join(30)
-            reader.join(30)
-            start_local_broker(state_dir, lambda line: None).stop()
-    return {"workers": num_workers, "rate": rate, "max_pending_records": most_pending, **figures}
+    with running_broker() as (state_dir, broker):
+        figures = _measure(state_dir, broker, num_workers, rate, seconds)
+    return {"workers": num_workers, "rate": rate, **figures}
+
+
+def _measure(
+    state_dir: Path, broker: Broker, num_workers: int, rate: float, seconds: float
+) -> dict[str, Any]:
+    kafka = KafkaSettings(bootstrap_servers=broker.bootstrap)
+    KafkaBus(kafka).ensure_topics()
+    workers = [f"w{i}" for i in range(num_workers)]
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    stop, out = context.Event(), context.Queue()
+    reader = context.Process(target=read, args=(kafka, workers, theirs))
+    writer = context.Process(target=publish, args=(kafka, workers, rate, stop, out))
+    reader.start()
+    writer.start()
+    try:
+        figures = _steady(ours, seconds) | _outage(ours, state_dir, broker)
+        stop.set()
+        most_pending = out.get(timeout=30)
+        ours.send("end")
+        writer.join(30)
+        reader.join(30)
+    finally:
+        writer.terminate()  # if they have not ended
+        reader.terminate()
+    return {"max_pending_records": most_pending, **figures}
 
 
 def _steady(orders: Connection, seconds: float) -> dict[str, Any]:
@@ -207,10 +214,10 @@ def _ask(orders: Connection, what: str) -> Any:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--rate", type=float, default=1000.0)
-    parser.add_argument("--seconds", type=float, default=20.0)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--workers", type=positive_int, default=4)
+    parser.add_argument("--rate", type=positive_number, default=1000.0)
+    parser.add_argument("--seconds", type=positive_number, default=20.0)
+    parser.add_argument("--json", type=new_file)
     args = parser.parse_args()
     figures = measure(args.workers, args.rate, args.seconds)
     write_json("events", figures, args.json)

@@ -22,6 +22,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from bench.arguments import new_file, positive_int
 from bench.failure_measure import Part, Row, Site, measure
 from bench.failure_parts import DIE, HANG, ON_NODES, ON_ONE_NODE
 from bench.fleet import SHARED, running_fleet
@@ -125,9 +126,9 @@ def markdown(rows: Iterable[Row]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--only", help="failures, comma separated")
-    parser.add_argument("--repeat", type=int, default=1, help="runs of each")
+    parser.add_argument("--repeat", type=positive_int, default=1, help="runs of each")
     parser.add_argument("--markdown", action="store_true")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=new_file)
     args = parser.parse_args()
     every = [*ON_ONE_NODE, *ON_NODES]
     only = args.only.split(",") if args.only else every

@@ -18,6 +18,8 @@ from typing import Any
 import psutil
 import yaml
 
+from bench.stopping import undisturbed, unwinding
+from controllers.errors import SetupError
 from infra.ports import free_ports
 from infra.process_session import session_members
 from infra.replica_processes import ReplicaProcess, replicas_of
@@ -71,10 +73,11 @@ class Fleet:
 
 @contextlib.contextmanager
 def running_fleet(settings: dict[str, Any]) -> Iterator[Fleet]:
-    """Start with these settings on a free port; stop it and remove its folder afterwards."""
+    """Start with these settings on a free port; stop it and remove its folder afterwards, also if
+    this process is terminated. Raises SetupError if it does not start."""
     (port,) = free_ports(1)
     settings = {**settings, "http": {**settings.get("http", {}), "port": port}}
-    with tempfile.TemporaryDirectory(prefix="cachelane-bench-") as folder:
+    with unwinding(), tempfile.TemporaryDirectory(prefix="cachelane-bench-") as folder:
         state_dir = Path(folder)
         _share_downloads(state_dir)
         config = state_dir / "bench.yaml"
@@ -83,7 +86,8 @@ def running_fleet(settings: dict[str, Any]) -> Iterator[Fleet]:
             _cachelane("up", "--config", str(config), "--detach", "--state-dir", folder)
             yield Fleet(state_dir, f"http://127.0.0.1:{port}")
         finally:
-            _cachelane("down", "--state-dir", folder)
+            with undisturbed():
+                _cachelane("down", "--state-dir", folder)
 
 
 def _share_downloads(state_dir: Path) -> None:
@@ -94,5 +98,14 @@ def _share_downloads(state_dir: Path) -> None:
 
 
 def _cachelane(*args: str) -> None:
+    """A signal for the group of this process is not for it: it is told to end by this one alone."""
     command = [sys.executable, "-m", "serve_app.cli", *args]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True) as child:
+        try:
+            status = child.wait()
+        except BaseException:
+            child.terminate()  # it takes down what it has started
+            child.wait()
+            raise
+    if status != 0:
+        raise SetupError(f"cachelane {args[0]} failed: {status}")

@@ -20,6 +20,7 @@ import httpx
 import psutil
 import yaml
 
+from bench.stopping import undisturbed, unwinding
 from controllers.errors import SetupError
 from infra.local_broker import LocalBroker
 from infra.ports import LOOPBACK, free_ports
@@ -177,12 +178,12 @@ def _is_ready(url: str) -> bool:
 def running_cluster(
     folder: Path, settings: dict[str, Any], num_nodes: int, libs_dir: Path
 ) -> Iterator[LocalCluster]:
-    """Head, nodes, broker and the service on them; nothing is left of it afterwards.
+    """Head, nodes, broker and the service on them; nothing is left of it afterwards, also if this
+    process is terminated.
 
     `libs_dir`: the broker's jars.
     """
-    broker = LocalBroker.start(folder, libs_dir=libs_dir)
-    try:
+    with unwinding(), _broker(folder, libs_dir) as broker:
         cluster = LocalCluster(folder, broker, settings)
         try:
             cluster.start_head()
@@ -192,6 +193,16 @@ def running_cluster(
             cluster.wait_until_served()
             yield cluster
         finally:
-            cluster.close()
+            with undisturbed():
+                cluster.close()
+
+
+@contextlib.contextmanager
+def _broker(folder: Path, libs_dir: Path) -> Iterator[LocalBroker]:
+    try:
+        yield LocalBroker.start(folder, libs_dir=libs_dir)
     finally:
-        broker.stop(10.0)
+        with undisturbed():
+            running = LocalBroker.attach(folder)  # it may have been on its way up
+            if running is not None:
+                running.stop(10.0)

@@ -17,11 +17,11 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 
+from bench.arguments import new_file, positive_number
 from bench.fleet import running_fleet
 from bench.report import Row, print_rows, write_json
 
@@ -243,8 +243,8 @@ def rows_of(figures: dict[str, Any]) -> list[Row]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=30.0)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--seconds", type=positive_number, default=30.0)
+    parser.add_argument("--json", type=new_file)
     args = parser.parse_args()
     with running_fleet(SETTINGS) as fleet:
         figures = asyncio.run(measure(fleet.url, args.seconds))

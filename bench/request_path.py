@@ -26,6 +26,7 @@ from typing import Any
 
 import psutil
 
+from bench.arguments import folder_with, new_file, positive_int
 from bench.fleet import Fleet, running_fleet
 from bench.load import Result, run
 from bench.report import write_json
@@ -180,9 +181,9 @@ def _wait_for(request: urllib.request.Request, text: str = "") -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--dynamo", type=Path)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--dynamo", type=folder_with("venv/bin/python", "tiny"))
+    parser.add_argument("--rounds", type=positive_int, default=3)
+    parser.add_argument("--json", type=new_file)
     args = parser.parse_args()
     results = measure(args.dynamo and args.dynamo.resolve(), args.rounds)
     table = {

@@ -20,15 +20,15 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from bench.arguments import folder_with, new_file, positive_ints
 from bench.report import write_json
-from bench.retention_mix import belady, load
+from bench.retention_mix import PARTS, belady, load
 from controllers.retention import Retention, RetentionPolicy
 from controllers.retention_replay import Hits, Learned, Lru, Policy, Prompt, StaticTiers, replay
 from controllers.simulation.trace import TRACE_BLOCK
@@ -70,13 +70,11 @@ def main() -> None:
     prompts = load(args.traces)
     half = len(prompts) // 2
     past, test = prompts[:half], prompts[half:]
-    sizes = [int(size) for size in args.sizes.split(",")]
-    doubt = {int(size) for size in args.doubt.split(",") if size}
     results = []
-    for size in sizes:
-        results += list(_of_size(past, test, size, size in doubt))
+    for size in args.sizes:
+        results += list(_of_size(past, test, size, size in args.doubt))
         write_json("retention", {"results": results}, args.json)
-    for size in [int(size) for size in args.affine.split(",") if size]:
+    for size in args.affine:
         results += list(_of_workers(past, test, size))
         write_json("retention", {"results": results}, args.json)
 
@@ -220,12 +218,15 @@ def _print(
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--traces", type=Path, required=True)
-    parser.add_argument("--sizes", default="2500,5000,10000,20000,40000")
-    parser.add_argument("--doubt", default="2500,5000,10000,20000,40000")
-    parser.add_argument("--affine", default="20000,40000")
-    parser.add_argument("--json", type=Path)
-    return parser.parse_args()
+    parser.add_argument("--traces", type=folder_with(*(name for name, *_ in PARTS)), required=True)
+    parser.add_argument("--sizes", type=positive_ints, default="2500,5000,10000,20000,40000")
+    parser.add_argument("--doubt", type=positive_ints, default="2500,5000,10000,20000,40000")
+    parser.add_argument("--affine", type=positive_ints, default="20000,40000")
+    parser.add_argument("--json", type=new_file)
+    args = parser.parse_args()
+    if any(size < NUM_WORKERS for size in args.affine):
+        parser.error(f"--affine: {NUM_WORKERS} workers share so many blocks")
+    return args
 
 
 if __name__ == "__main__":

@@ -12,9 +12,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import msgspec
+
 from controllers.retention import Spans
 from controllers.retention_replay import Hits, Prompt
-from controllers.simulation.trace import TRACE_BLOCK, read_rows
+from controllers.simulation.trace import TRACE_BLOCK, Row, read_rows
 
 # File, request type, first id (those of the agents are as they are), and times as slow.
 PARTS = (
@@ -28,20 +30,32 @@ NEVER = 1 << 60
 
 def load(folder: Path) -> list[Prompt]:
     """Prompts in the order of time. What of a prompt was seen before is its history."""
-    prompts = [prompt for part in PARTS for prompt in _part(folder, *part)]
     seen: set[int] = set()
-    return [_with_history(p, seen) for p in sorted(prompts, key=lambda p: p.at_s)]
+    return [_with_history(_prompt(row), seen) for row in load_rows(folder)]
 
 
-def _part(
-    folder: Path, name: str, request_type: str, first: int, slower: float
-) -> Iterator[Prompt]:
+def load_rows(folder: Path) -> list[Row]:
+    """The same as rows of a trace, with the lengths of replies."""
+    rows = [row for part in PARTS for row in _part(folder, *part)]
+    return sorted(rows, key=lambda row: row.timestamp)
+
+
+def _part(folder: Path, name: str, request_type: str, first: int, slower: float) -> Iterator[Row]:
     with gzip.open(folder / name, "rt") as lines:
         for row in read_rows(lines, name):
-            at_s = int(row.timestamp * slower) / 1e3
-            if row.hash_ids and at_s <= END_S:
-                hashes = [first + block for block in row.hash_ids]
-                yield Prompt(at_s, request_type, "default", hashes, Spans(0, 0, row.input_length))
+            timestamp = int(row.timestamp * slower)
+            if row.hash_ids and timestamp <= 1e3 * END_S:
+                yield msgspec.structs.replace(
+                    row,
+                    timestamp=timestamp,
+                    hash_ids=[first + block for block in row.hash_ids],
+                    request_type=request_type,
+                )
+
+
+def _prompt(row: Row) -> Prompt:
+    spans = Spans(0, 0, row.input_length)
+    return Prompt(row.timestamp / 1e3, row.request_type, "default", row.hash_ids, spans)
 
 
 def _with_history(prompt: Prompt, seen: set[int]) -> Prompt:

@@ -1,13 +1,15 @@
 """Routing: ours against the formulas of others on traces, and when something is wrong.
 
     python -m bench.routing --traces FOLDER [--seeds 3] [--jobs N] [--rows conversation:4,weka:2]
-        [--only clean|robustness|peers] [--json FILE] [--docs]
+        [--only clean|robustness|peers] [--cases routers-2,slow] [--json FILE] [--docs]
         [--dynamo-python PYTHON] [--sglang-python PYTHON]
 
 Every figure is of `controllers.simulation`, and so the same on every machine. Cells are kept in the
 JSON file as they come: the same command goes on where it was stopped; `--again` runs our own ones
-anew. `--search` tries all settings of peers with seed 0 and writes the best ones to `--best`, where
-the ordinary command finds them. `--render` runs nothing and prints what the JSON file has.
+anew. `--cases` runs those alone (`clean`: the rows without a case). `--search` tries all settings
+of peers with seed 0 and writes the best ones to `--best`, where the ordinary command finds them.
+`--render` runs nothing and prints what the JSON file has.
+`--limit` cuts the traces: what was measured on whole ones is then no measure.
 
 Needs numpy, msgspec and xxhash; plots (`--docs`) need matplotlib. FOLDER has Mooncake's traces and,
 if there, the merged coding sessions.
@@ -17,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -25,8 +26,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from bench.arguments import new_file, positive_int, program
 from bench.report import DIRECTORY, machine
 from bench.routing_cells import Cell, Figures, find_trace, run_cells
+from bench.routing_checks import Basis
 from bench.routing_docs import write_docs
 from bench.routing_plan import (
     case_cells,
@@ -41,6 +44,8 @@ from bench.routing_report import summary, tables
 from bench.routing_results import Measured, Results
 from bench.routing_rows import (
     BLOCK_SIZE,
+    CLEAN,
+    NAME_TO_CASE,
     NUM_BLOCKS,
     NUM_WORKERS,
     OURS,
@@ -49,7 +54,8 @@ from bench.routing_rows import (
     Row,
     parse_row,
 )
-from controllers.errors import CachelaneError, SettingsError
+from bench.stopping import unwinding
+from controllers.errors import CachelaneError, SettingsError, SetupError
 
 NO_TRACES = """{folder} has neither mooncake_conversation.jsonl.gz nor mooncake_synthetic.jsonl.gz.
 They are in Mooncake's public repository, github.com/kvcache-ai/Mooncake, folder
@@ -63,35 +69,55 @@ PARTS = ("clean", "robustness", "peers")
 def main() -> None:
     args = _arguments()
     try:
-        sys.exit(_run(args))
+        with unwinding():
+            sys.exit(_run(args))
     except CachelaneError as error:
         sys.exit(f"bench.routing: {error}")
 
 
 def _run(args: argparse.Namespace) -> int:
     """The exit status."""
-    if args.docs and find_spec("matplotlib") is None:
-        raise SettingsError("--docs needs matplotlib: pip install -c constraints.txt -e '.[bench]'")
+    _check(args)
     results = Results.load(args.json, args.limit)
     failed: list[str] = []
     if not args.render:
         rows = _rows(args)
         cells = _cells(args, rows)
         if args.again:
-            results.forget(cell for cell in cells if cell.router == OURS)
+            results.forget(cell for cell in cells if _is_to_be_run_again(cell, args.cases))
         failed = _compute(args, results, cells)
         if args.search:
             _keep_best(args, results, rows)
             return len(failed) > 0
-        if args.only in (None, "peers"):
+        if args.only == "peers" or not (args.only or args.cases):
             failed += _real_peers(args, results, rows)
-    measured, best = Measured(results.cells, args.seeds), read_best(args.best)
-    for table in tables(measured, results.peers):
+    measured = Measured(results.cells, args.seeds)
+    basis = Basis(read_best(args.best), is_cut=args.limit is not None)
+    for table in tables(measured, results.peers, basis):
         print(table.text())
-    print(summary(measured, best))
+    print(summary(measured, basis))
     if args.docs:
-        write_docs(results, measured, best)
+        write_docs(results, measured, basis)
     return len(failed) > 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    """What can be known before anything runs. Raises SettingsError."""
+    if args.docs and args.limit is not None:
+        raise SettingsError("--docs: the page is about whole traces, not those of --limit")
+    if args.docs and find_spec("matplotlib") is None:
+        raise SettingsError("--docs needs matplotlib: pip install -c constraints.txt -e '.[bench]'")
+    if not (args.search or args.best.is_file()):
+        raise SettingsError(f"--best: there is no {args.best}; --search makes it")
+    if not args.best.parent.is_dir():
+        raise SettingsError(f"--best: there is no folder {args.best.parent}")
+    if unknown := [name for name in args.cases if name not in NAME_TO_CASE]:
+        raise SettingsError(f"--cases: {unknown[0]!r} is none of: {', '.join(NAME_TO_CASE)}")
+
+
+def _is_to_be_run_again(cell: Cell, cases: Sequence[str]) -> bool:
+    """Ours; with --cases not what these are only compared with."""
+    return cell.router == OURS and (not cases or cell.case in cases)
 
 
 def _rows(args: argparse.Namespace) -> list[Row]:
@@ -119,10 +145,10 @@ def _cells(args: argparse.Namespace, rows: Sequence[Row]) -> list[Cell]:
     if args.search:
         return list(search_cells(traced))
     cells: list[Cell] = []
-    if args.only in (None, "clean"):
+    if CLEAN in args.cases or (args.only in (None, "clean") and not args.cases):
         cells += clean_cells(traced, args.seeds, best)
     if args.only in (None, "robustness"):
-        cells += case_cells(rows, args.seeds, best)
+        cells += case_cells(rows, args.seeds, best, args.cases)
     return cells
 
 
@@ -177,7 +203,7 @@ def _real_peers(args: argparse.Namespace, results: Results, rows: Sequence[Row])
                 continue
             try:
                 found = _replayed(peer, python, path, speedups)
-            except subprocess.SubprocessError as error:
+            except SetupError as error:
                 failed.append(f"{peer}, {trace}: {error}")
                 print(f"FAILED {failed[-1]}", flush=True)
                 continue
@@ -205,20 +231,27 @@ def _arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--traces", type=Path, required=True)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    parser.add_argument("--seeds", type=positive_int, default=3)
+    jobs = os.cpu_count() or 1
+    parser.add_argument("--jobs", type=positive_int, default=jobs, help="processes")
     parser.add_argument("--rows", default="", help="conversation:4,short:600; default: all")
-    parser.add_argument("--only", choices=PARTS)
-    parser.add_argument("--limit", type=int, help="only so many requests of each trace")
-    parser.add_argument("--json", type=Path, default=DIRECTORY / "routing.json")
+    part = parser.add_mutually_exclusive_group()
+    part.add_argument("--only", choices=PARTS)
+    part.add_argument("--cases", type=_names, default=[], help=", ".join(NAME_TO_CASE))
+    part.add_argument("--search", action="store_true")
+    parser.add_argument("--limit", type=positive_int, help="only so many requests of each trace")
+    parser.add_argument("--json", type=new_file, default=DIRECTORY / "routing.json")
     parser.add_argument("--best", type=Path, default=Path(__file__).with_name("routing_best.json"))
-    parser.add_argument("--search", action="store_true")
     parser.add_argument("--again", action="store_true", help="run our own cells anew")
     parser.add_argument("--render", action="store_true", help="run nothing")
     parser.add_argument("--docs", action="store_true", help="write docs/benchmarks.md and plots")
-    parser.add_argument("--dynamo-python", type=Path)
-    parser.add_argument("--sglang-python", type=Path)
+    parser.add_argument("--dynamo-python", type=program)
+    parser.add_argument("--sglang-python", type=program)
     return parser.parse_args()
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import lru_cache
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -118,6 +118,10 @@ def run_cells(
             else:
                 failed.append(f"{future_to_cell[future].label}: {error!r}")
                 print(f"FAILED {failed[-1]}", flush=True)
+    except BaseException:  # told to end: nobody waits for cells that take a minute
+        for process in active_children():
+            process.terminate()
+        raise
     finally:
         pool.shutdown(cancel_futures=True)
     return failed

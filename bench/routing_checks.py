@@ -20,6 +20,14 @@ from bench.routing_rows import (
 )
 
 
+class Basis(NamedTuple):
+    """What decides which figures may be judged. `best`: rows in it have tuned peers; `is_cut`: not
+    whole traces were run."""
+
+    best: Best
+    is_cut: bool = False
+
+
 class Check(NamedTuple):
     """`ratio`: ours over what it is held against, `most` what it may be."""
 
@@ -33,16 +41,18 @@ class Check(NamedTuple):
 
 
 class Compared(NamedTuple):
-    """A clean row: ours beside the peer with the lowest mean TTFT."""
+    """A clean row: ours beside the peer with the lowest mean TTFT. `is_tuned`: it was searched for;
+    otherwise the checks against it are no verdicts."""
 
     row: str
     ours: Mean
     peer: str
     theirs: Mean
+    is_tuned: bool
     ttft: Check
     p99: Check  # a target on P99_ROWS alone
     e2e: Check
-    reference: Check
+    reference: Check | None  # None: it ran whole traces
 
 
 class Outcome(NamedTuple):
@@ -56,7 +66,7 @@ class Outcome(NamedTuple):
     check: Check | None  # None: what it is held against was not measured
 
 
-def compared(measured: Measured, row: str) -> Compared | None:
+def compared(measured: Measured, row: str, basis: Basis) -> Compared | None:
     """None if ours or every peer was not measured."""
     ours, peers = measured.ours(row), measured.peers(CLEAN, row)
     if ours is None or not peers:
@@ -68,6 +78,7 @@ def compared(measured: Measured, row: str) -> Compared | None:
         ours,
         peer,
         theirs,
+        row in basis.best,
         Check(
             f"{label}, mean TTFT over the best tuned peer's",
             ours.ttft / theirs.ttft,
@@ -75,7 +86,9 @@ def compared(measured: Measured, row: str) -> Compared | None:
         ),
         Check(f"{label}, p99 TTFT over the best tuned peer's", ours.p99 / theirs.p99, MOST_P99),
         Check(f"{label}, end to end over the best tuned peer's", ours.e2e / theirs.e2e, MOST_E2E),
-        Check(
+        None
+        if basis.is_cut
+        else Check(
             f"{label}, mean TTFT over the other implementation's",
             ours.ttft / goal.reference_ms,
             1.0 + goal.noise,
@@ -109,13 +122,15 @@ def _check(
     return None if against is None else Check(f"{what}, over {name}", ours.ttft / against, most)
 
 
-def checks(measured: Measured) -> list[Check]:
-    """All that have a target and a figure."""
-    rows = [found for row in GOALS if (found := compared(measured, row)) is not None]
-    clean = [check for found in rows for check in (found.ttft, found.e2e, found.reference)]
-    tails = [found.p99 for found in rows if found.row in P99_ROWS]
+def checks(measured: Measured, basis: Basis) -> list[Check]:
+    """All that have a target and a figure, and can be judged."""
+    rows = [found for row in GOALS if (found := compared(measured, row, basis)) is not None]
+    tuned = [found for found in rows if found.is_tuned]
+    clean = [check for found in tuned for check in (found.ttft, found.e2e)]
+    tails = [found.p99 for found in tuned if found.row in P99_ROWS]
+    references = [found.reference for found in rows if found.reference is not None]
     cases = [outcome.check for outcome in outcomes(measured) if outcome.check is not None]
-    return [*clean, *tails, *cases]
+    return [*clean, *tails, *references, *cases]
 
 
 def untuned(measured: Measured, best: Best) -> list[str]:

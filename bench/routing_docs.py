@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from bench.routing_plan import Best
+from bench.routing_checks import Basis
 from bench.routing_report import replace_section, summary, tables
 from bench.routing_results import Measured, Results
 from bench.routing_rows import BLOCK_SIZE, GRID, NUM_BLOCKS, NUM_WORKERS
@@ -21,38 +21,37 @@ CAPTIONS = {
 }
 
 
-def write_docs(results: Results, measured: Measured, best: Best) -> None:
+def write_docs(results: Results, measured: Measured, basis: Basis) -> None:
     """Raises SettingsError if there is no figure, or the page has no place for them."""
     from bench.routing_plots import write_plots  # matplotlib is not needed for anything else
 
-    if not tables(measured, results.peers):
+    if not tables(measured, results.peers, basis):
         raise SettingsError("nothing was measured yet")
     plots = write_plots(PLOTS, measured)
-    section = render(results, measured, best, [path.name for path in plots])
+    section = render(results, measured, basis, [path.name for path in plots])
     PAGE.write_text(replace_section(PAGE.read_text("utf-8"), section), "utf-8")
     for path in (PAGE, *plots):
         print(path)
 
 
-def render(results: Results, measured: Measured, best: Best, plots: list[str]) -> str:
+def render(results: Results, measured: Measured, basis: Basis, plots: list[str]) -> str:
     """Markdown."""
-    parts = [_set_up(results.machine, results.limit, measured.num_seeds)]
+    parts = [_set_up(results.machine, measured.num_seeds)]
     parts += [f"![{CAPTIONS[name]}](plots/{name})" for name in plots]
-    for table in tables(measured, results.peers):
+    for table in tables(measured, results.peers, basis):
         parts.append(f"{table.title}:\n\n{table.markdown()}")
-    first, *rest = summary(measured, best).splitlines()
+    first, *rest = summary(measured, basis).splitlines()
     parts.append("\n".join([first, *([""] if rest else []), *(f"- {line}" for line in rest)]))
     return "\n\n".join(parts)
 
 
-def _set_up(machine: dict[str, Any], limit: int | None, num_seeds: int) -> str:
+def _set_up(machine: dict[str, Any], num_seeds: int) -> str:
     packages = machine.get("packages", {})
     versions = ", ".join(f"{name} {packages[name]}" for name in packages if packages[name])
-    cut = "" if limit is None else f" Only the first {limit} requests of each trace."
     return (
         f"Simulated: {NUM_WORKERS} workers of {NUM_BLOCKS:,} blocks of {BLOCK_SIZE} tokens, the"
         " timing of Dynamo's mocker, arrival gaps jittered by 1 %, means over seeds 0 to"
-        f" {num_seeds - 1}.{cut}\n"
+        f" {num_seeds - 1}.\n"
         "Decisions are those of the production classes; peers are their formulas, best of"
         " `bench/routing_best.json` (a search over"
         f" {len(GRID)} settings on every row).\n"

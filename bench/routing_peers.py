@@ -22,7 +22,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections import defaultdict
@@ -35,7 +34,10 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from bench.arguments import existing_file, new_file, positive_int, positive_number, program
+from bench.children import figures_of
 from bench.report import write_json
+from controllers.errors import CachelaneError
 from controllers.simulation.trace import TRACE_BLOCK, Row, arrivals_ms, build
 from serve_app.simulate_options import read_trace
 
@@ -62,7 +64,7 @@ def dynamo_rows(
 
     {peer, version, router, trace, speedup, seeds, num_requests, ttft_ms and e2e_ms with mean, p50
     and p99, reuse, busiest_over_mean}. Raises SettingsError if the trace cannot be read,
-    CalledProcessError if the peer fails.
+    SetupError if the peer fails.
     """
     rows = read_trace(trace)
     found = []
@@ -73,7 +75,8 @@ def dynamo_rows(
                 for name, weights in DYNAMO_ROUTERS.items():
                     command = [python, HERE / "routing_peers_dynamo.py", path, "--router", weights]
                     command += ["--workers", workers, "--blocks", blocks]
-                    runs[name].append(_run([*command, "--block-size", block_size]))
+                    command += ["--block-size", block_size]
+                    runs[name].append(figures_of(command, TIMEOUT_S))
         found += [
             {
                 "peer": "dynamo replay", "router": name, "trace": trace.name, "speedup": speedup,
@@ -97,14 +100,14 @@ def sglang_rows(
     in tokens as `blocks` of `block_size`.
 
     {peer, version, router, trace, speedup, num_requests, reuse, busiest_over_mean, requests_per_s}.
-    Raises SettingsError if the trace cannot be read, CalledProcessError if the peer fails.
+    Raises SettingsError if the trace cannot be read, SetupError if the peer fails.
     """
     found = []
     with _trace_file(read_trace(trace)) as path:
         for policy in SGLANG_ROUTERS:
             command = [python, HERE / "routing_peers_sglang.py", path, "--policy", policy]
             command += ["--workers", workers, "--blocks", blocks * block_size // TRACE_BLOCK]
-            figures = _run([*command, "--clients", clients])
+            figures = figures_of([*command, "--clients", clients], TIMEOUT_S)
             found.append(
                 {
                     "peer": "sglang-router", "router": policy, "trace": trace.name,
@@ -165,13 +168,6 @@ def _trace_file(rows: Iterable[Row]) -> Iterator[Path]:
         yield path
 
 
-def _run(command: Sequence[object]) -> Figures:
-    words = [str(word) for word in command]
-    done = subprocess.run(words, stdout=subprocess.PIPE, check=True, text=True, timeout=TIMEOUT_S)
-    figures: Figures = json.loads(done.stdout)
-    return figures
-
-
 def _print(rows: Sequence[Figures]) -> None:
     table = Table(title="Real peers", title_justify="left")
     names = (
@@ -203,16 +199,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("traces", type=Path, nargs="+", help="as of `cachelane simulate`")
-    parser.add_argument("--dynamo-python", type=Path)
-    parser.add_argument("--sglang-python", type=Path)
-    parser.add_argument("--speedups", type=float, nargs="+", default=[1.0, 2.0, 4.0])
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--workers", type=int, default=8)
-    parser.add_argument("--blocks", type=int, default=65_536)
-    parser.add_argument("--block-size", type=int, default=32)
-    parser.add_argument("--json", type=Path, help="default: .cachelane/bench/routing_peers.json")
-    args = parser.parse_args()
+    parser.add_argument("traces", type=existing_file, nargs="+", help="as of `cachelane simulate`")
+    parser.add_argument("--dynamo-python", type=program)
+    parser.add_argument("--sglang-python", type=program)
+    parser.add_argument("--speedups", type=positive_number, nargs="+", default=[1.0, 2.0, 4.0])
+    parser.add_argument("--seeds", type=positive_int, default=1)
+    parser.add_argument("--workers", type=positive_int, default=8)
+    parser.add_argument("--blocks", type=positive_int, default=65_536)
+    parser.add_argument("--block-size", type=positive_int, default=32)
+    parser.add_argument(
+        "--json", type=new_file, help="default: .cachelane/bench/routing_peers.json"
+    )
+    try:
+        _measure(parser.parse_args())
+    except CachelaneError as error:
+        sys.exit(f"bench.routing_peers: {error}")
+
+
+def _measure(args: argparse.Namespace) -> None:
     fleet = (args.speedups, args.workers, args.blocks, args.block_size)
     rows: list[Figures] = []
     if args.dynamo_python is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import TypeAlias
 
@@ -83,10 +83,13 @@ def clean_cells(rows: Iterable[Row], num_seeds: int, best: Best) -> Iterator[Cel
             yield from _with_seeds(CLEAN, row.name, router, num_seeds)
 
 
-def case_cells(rows: Iterable[Row], num_seeds: int, best: Best) -> Iterator[Cell]:
-    """Every case on the rows that it names, and what it is compared with."""
+def case_cells(
+    rows: Iterable[Row], num_seeds: int, best: Best, names: Collection[str] = ()
+) -> Iterator[Cell]:
+    """The cases of these names, or all, on the rows that they name, and what they are compared
+    with."""
     wanted = {row.name for row in rows}
-    for case in CASES:
+    for case in (case for case in CASES if not names or case.name in names):
         for row in (row for row in case.limits if row in wanted):
             tuned = (best[row].best,) if case.with_tuned and row in best else ()
             for router in dict.fromkeys((OURS, *case.peers, *tuned)):

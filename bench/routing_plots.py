@@ -13,7 +13,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from bench.routing_cells import QUANTILES
-from bench.routing_checks import compared
+from bench.routing_checks import Basis, compared
 from bench.routing_results import Mean, Measured
 from bench.routing_rows import (
     CLEAN,
@@ -25,6 +25,7 @@ from bench.routing_rows import (
     parse_row,
 )
 
+UNJUDGED = Basis({})  # plots show figures alone
 CURVE_ROW = "conversation:4"
 SHOWN = ("dynamo:2/32/32", "llmd:3/2/2", "sglang:64/1.5/0.3", "dynamo:1/1/0", "round_robin")
 HIGHEST = 2.5  # times ours that is shown
@@ -56,7 +57,7 @@ def write_plots(folder: Path, measured: Measured) -> list[Path]:
 
 def _rows(measured: Measured) -> Figure | None:
     """Mean TTFT of peers over ours, by row. Bars that leave the plot say how high they are."""
-    rows = [found for row in GOALS if (found := compared(measured, row)) is not None]
+    rows = [found for row in GOALS if (found := compared(measured, row, UNJUDGED)) is not None]
     if not rows:
         return None
     lines: dict[str, list[Mean | None]] = {"best tuned peer of the row": [r.theirs for r in rows]}
@@ -117,7 +118,7 @@ def _by_routers(measured: Measured, row: str, router: str) -> list[tuple[float, 
 
 def _curve(measured: Measured) -> Figure | None:
     """Share of requests by TTFT on one row."""
-    row = compared(measured, CURVE_ROW)
+    row = compared(measured, CURVE_ROW, UNJUDGED)
     if row is None:
         return None
     lines = {"ours": row.ours, f"{label_of(row.peer)} (best tuned)": row.theirs}

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from bench.routing_checks import Check, Compared, Outcome, checks, compared, outcomes, untuned
-from bench.routing_plan import Best
+from bench.routing_checks import (
+    Basis,
+    Check,
+    Compared,
+    Outcome,
+    checks,
+    compared,
+    outcomes,
+    untuned,
+)
 from bench.routing_results import Mean, Measured
 from bench.routing_rows import (
     CLEAN,
@@ -19,10 +27,12 @@ from bench.routing_rows import (
     label_of,
     parse_row,
 )
+from bench.text_table import Table
 from controllers.errors import SettingsError
 
 BEGIN, END = "<!-- bench.routing: begin -->", "<!-- bench.routing: end -->"
 ROBUST_PEERS = ("dynamo:2/32/32", "dynamo:1/8/32", "llmd:3/2/2", "least_requests")
+NOT_JUDGED = "not judged"
 # What `bench.routing_peers` calls them -> the same formula here.
 REAL_ROUTERS = {
     "default": "dynamo:1/1/0",
@@ -32,29 +42,9 @@ REAL_ROUTERS = {
 }
 
 
-class Table(NamedTuple):
-    title: str
-    header: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
-    def markdown(self) -> str:
-        lines = [self.header, ["---"] * len(self.header), *self.rows]
-        return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-
-    def text(self) -> str:
-        lines = [self.header, *self.rows]
-        widths = [max(len(line[i]) for line in lines) for i in range(len(self.header))]
-        padded = [
-            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-            for line in lines
-        ]
-        rule = "  ".join("-" * width for width in widths)
-        return "\n".join([self.title, "", padded[0], rule, *padded[1:], ""])
-
-
-def tables(measured: Measured, peers: Sequence[dict[str, Any]]) -> list[Table]:
+def tables(measured: Measured, peers: Sequence[dict[str, Any]], basis: Basis) -> list[Table]:
     """Those that have a row."""
-    rows = [found for row in GOALS if (found := compared(measured, row)) is not None]
+    rows = [found for row in GOALS if (found := compared(measured, row, basis)) is not None]
     names = [found.row for found in rows]
     every = [
         _clean(rows),
@@ -82,14 +72,20 @@ def _clean(rows: Sequence[Compared]) -> Table:
                 parse_row(found.row).label,
                 _cell(found.ours),
                 f"{label_of(found.peer)}: {_cell(found.theirs)}",
-                _change(found.ttft),
-                _change(found.p99) if found.row in P99_ROWS else percent(found.p99.ratio),
-                _change(found.e2e),
-                f"{GOALS[found.row].reference_ms:.1f}: {_change(found.reference)}",
+                _change(found.ttft, found.is_tuned),
+                _change(found.p99, found.is_tuned and found.row in P99_ROWS),
+                _change(found.e2e, found.is_tuned),
+                _reference(found),
             )
             for found in rows
         ],
     )  # fmt: skip
+
+
+def _reference(found: Compared) -> str:
+    if found.reference is None:
+        return NOT_JUDGED
+    return f"{GOALS[found.row].reference_ms:.1f}: {_change(found.reference)}"
 
 
 def _details(rows: Sequence[Compared]) -> Table:
@@ -206,17 +202,19 @@ def _real_row(measured: Measured, peer: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def summary(measured: Measured, best: Best) -> str:
-    """How many targets are met, and each that is not."""
-    found = checks(measured)
+def summary(measured: Measured, basis: Basis) -> str:
+    """How many targets are met, each that is not, and what has no verdict."""
+    found = checks(measured, basis)
     missed = [check for check in found if not check.is_met]
     lines = [f"{len(found) - len(missed)} of {len(found)} targets met."]
     lines += [
         f"Missed: {check.what}: {check.ratio:.3f}, at most {check.most:.3f}." for check in missed
     ]
-    rows = ", ".join(parse_row(row).label for row in untuned(measured, best))
+    rows = ", ".join(parse_row(row).label for row in untuned(measured, basis.best))
     if rows:
-        lines.append(f"Peers were not searched on: {rows} (--search).")
+        lines.append(f"Peers were not searched on: {rows} (--search): against them {NOT_JUDGED}.")
+    if basis.is_cut:
+        lines.append(f"Against the other implementation, which ran whole traces: {NOT_JUDGED}.")
     return "\n".join(lines)
 
 
@@ -233,7 +231,9 @@ def percent(ratio: float) -> str:
     return f"{100 * (ratio - 1):+.1f} %"
 
 
-def _change(check: Check) -> str:
+def _change(check: Check, is_judged: bool = True) -> str:
+    if not is_judged:
+        return percent(check.ratio)
     most = f"{100 * (check.most - 1):+.3g} %"
     return f"{percent(check.ratio)} (<= {most} {_verdict(check)})"
 

@@ -9,6 +9,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
+import msgspec
+
 from bench.routing_cells import Cell, Figures
 from bench.routing_rows import CLEAN, OURS
 from controllers.errors import SettingsError
@@ -29,6 +31,47 @@ class Mean(NamedTuple):
     quantiles: tuple[float, ...]  # of TTFT, at routing_cells.QUANTILES
 
 
+class _Times(msgspec.Struct):
+    mean: float
+    p50: float
+    p99: float
+
+
+class _Cell(msgspec.Struct):
+    """What the tables read of it."""
+
+    ttft_ms: _Times
+    e2e_ms: _Times
+    reuse: float
+    busiest_over_mean: float
+    num_requests: int
+    num_rerun: int
+    wall_s: float
+    ttft_quantiles_ms: list[float]
+
+
+class _Peer(msgspec.Struct):
+    """As `bench.routing_peers` writes it; one that knows no times has none."""
+
+    peer: str
+    version: str
+    router: str
+    trace: str
+    speedup: float
+    reuse: float
+    busiest_over_mean: float
+    ttft_ms: _Times | None = None
+
+
+class _Kept(msgspec.Struct):
+    """What the file must have."""
+
+    machine: dict[str, Any]
+    limit: int | None
+    cells: dict[str, _Cell]
+    peers: list[_Peer]
+
+
 class Results:
     """`cells` by `Cell.key`. `limit`: only so many requests of each trace were run."""
 
@@ -47,10 +90,11 @@ class Results:
             return results
         try:
             kept = json.loads(path.read_text("utf-8"))
-            results.machine, results.cells = kept["machine"], kept["cells"]
-            results.peers, results.limit = kept["peers"], kept["limit"]
-        except (OSError, ValueError, KeyError) as error:
-            raise SettingsError(f"{path} is no file of this benchmark: {error!r}") from error
+            msgspec.convert(kept, _Kept)
+        except (OSError, ValueError) as error:
+            raise SettingsError(f"{path} is no file of this benchmark: {error}") from error
+        results.machine, results.cells = kept["machine"], kept["cells"]
+        results.peers, results.limit = kept["peers"], kept["limit"]
         if results.limit != limit:
             raise SettingsError(f"{path} is of --limit {results.limit}, not {limit}")
         return results

@@ -17,11 +17,11 @@ import json
 import random
 import time
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 
+from bench.arguments import new_file, positive_int
 from bench.fleet import Fleet, running_fleet
 from bench.report import Row, print_rows, write_json
 
@@ -137,10 +137,10 @@ async def measure(fleet: Fleet, args: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--requests", type=int, default=1000)
-    parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--clients", type=int, default=16)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--requests", type=positive_int, default=1000)
+    parser.add_argument("--rounds", type=positive_int, default=4)
+    parser.add_argument("--clients", type=positive_int, default=16)
+    parser.add_argument("--json", type=new_file)
     args = parser.parse_args()
     with running_fleet(SETTINGS) as fleet:
         found = asyncio.run(measure(fleet, args))

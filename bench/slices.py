@@ -17,12 +17,12 @@ import json
 import random
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
 import aiohttp
 
+from bench.arguments import new_file, positive_int
 from bench.fleet import Fleet, running_fleet
 from bench.report import Row, print_rows, write_json
 
@@ -177,10 +177,10 @@ def summary(rounds: list[Round]) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--long", type=int, default=1)
-    parser.add_argument("--tokens", type=int, default=3000)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--long", type=positive_int, default=1)
+    parser.add_argument("--tokens", type=positive_int, default=3000)
+    parser.add_argument("--rounds", type=positive_int, default=3)
+    parser.add_argument("--json", type=new_file)
     args = parser.parse_args()
     with running_fleet(SETTINGS) as fleet:
         rounds = measure(fleet, args.long, args.tokens, args.rounds)

@@ -11,15 +11,15 @@ of the median hundred records; the JSON file has the plain ones too (`..._elapse
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from arguments import new_file, positive_int, program
+from children import figures_of
 from report import Row, print_rows, write_json
 from table_measure import typical_us
 from table_workload import PROBE_LENGTHS
@@ -38,8 +38,7 @@ def measure_table(
     command = [python, str(HERE / script), "--workers", str(workers)]
     command += ["--blocks", str(args.blocks), "--per-event", str(args.per_event)]
     command += ["--seed", str(args.seed), *more]
-    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
-    return json.loads(done.stdout)
+    return figures_of(command)
 
 
 def medians(runs: list[Figures]) -> Figures:
@@ -56,7 +55,7 @@ def compare(workers: int, args: argparse.Namespace) -> dict[str, Figures]:
         "ours_8_per_record": (sys.executable, "table_cachelane.py", "--events-per-record", "8"),
     }
     if args.peer_python:
-        kinds["peer"] = (args.peer_python, "table_dynamo.py")
+        kinds["peer"] = (str(args.peer_python), "table_dynamo.py")
     runs: dict[str, list[Figures]] = {kind: [] for kind in kinds}
     for _ in range(args.rounds):
         for kind, (python, script, *more) in kinds.items():
@@ -103,13 +102,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--peer-python", help="Python with ai-dynamo-runtime")
-    parser.add_argument("--workers", type=int, nargs="+", default=[8, 64])
-    parser.add_argument("--blocks", type=int, default=200_000)
-    parser.add_argument("--per-event", type=int, default=13)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--peer-python", type=program, help="Python with ai-dynamo-runtime")
+    parser.add_argument("--workers", type=positive_int, nargs="+", default=[8, 64])
+    parser.add_argument("--blocks", type=positive_int, default=200_000)
+    parser.add_argument("--per-event", type=positive_int, default=13)
+    parser.add_argument("--rounds", type=positive_int, default=3)
     parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--out", type=Path, help="default: .cachelane/bench/table.json")
+    parser.add_argument("--out", type=new_file, help="default: .cachelane/bench/table.json")
     args = parser.parse_args()
 
     hashing = measure_hashing()

@@ -11,24 +11,18 @@ same process takes for its own requests when nobody is told.
 
 from __future__ import annotations
 
-import argparse
-import gc
-import multiprocessing
-import tempfile
 import time
 from multiprocessing.connection import Connection
-from pathlib import Path
-from statistics import median
 from typing import Any
 
-from bench.report import write_json
+from bench.arguments import positive_int, positive_number
+from bench.processes import cpu_per_request, found_together, of_ages, of_cpu, parser_of, show
 from controllers.events import PrefixUse
 from controllers.learned_retention import LearnedRetention
 from controllers.prompt_use import PromptUse
 from controllers.shared_uses import SharedUses, UseRecords
 from infra.event_bus import KafkaBus
 from infra.event_bus_base import Topics
-from infra.local_broker_tansu import start_local_broker
 from infra.settings_sections import KafkaSettings
 from serve_app.use_exchange import UseExchange
 
@@ -55,16 +49,15 @@ class Ingress:
         self._shared.apply(record, at)
         self.delays_ms.append(time.time() * 1e3 - record.ts_ms)
 
-    def run(self, exchange: UseExchange | None, rate: float, seconds: float) -> float:
-        """CPU seconds of this process for each request."""
-        gc.collect()
-        started, first = time.process_time(), self._num_requests
+    def run(self, exchange: UseExchange | None, rate: float, seconds: float) -> int:
+        """Returns the number of requests."""
+        first = self._num_requests
         next_s, end_s = time.monotonic(), time.monotonic() + seconds
         while next_s < end_s:
             time.sleep(max(0.0, next_s - time.monotonic()))
             self._request(exchange)
             next_s += 1.0 / rate
-        return (time.process_time() - started) / (self._num_requests - first)
+        return self._num_requests - first
 
     def _request(self, exchange: UseExchange | None) -> None:
         number = self._num_requests
@@ -83,73 +76,45 @@ class Ingress:
 
 
 def ingress(
-    kafka: KafkaSettings, number: int, rate: float, num_blocks: int, end: Connection
+    end: Connection, number: int, kafka: KafkaSettings, rate: float, num_blocks: int
 ) -> None:
     """One process: requests that nobody is told of, then the same with the exchange."""
     seconds = end.recv()
-    alone = Ingress(number, num_blocks).run(None, rate, seconds)
+    alone = cpu_per_request(lambda: Ingress(number, num_blocks).run(None, rate, seconds))
     one = Ingress(number, num_blocks)
     topic = Topics(kafka.topic_prefix).uses
     exchange = UseExchange(KafkaBus(kafka), topic, one.heard, time.monotonic)
     exchange.start()
     one.run(exchange, rate, WARM_UP_S)
     one.delays_ms.clear()
-    told = one.run(exchange, rate, seconds)
-    end.send((alone * 1e6, told * 1e6, one.delays_ms))
+    told = cpu_per_request(lambda: one.run(exchange, rate, seconds))
+    end.send((alone, told, one.delays_ms))
     end.recv()
     exchange.close()
 
 
 def measure(num_ingresses: int, rate: float, num_blocks: int, seconds: float) -> dict[str, Any]:
     """Everything of this module, on a broker of its own."""
-    with tempfile.TemporaryDirectory(prefix="cachelane-bench-") as folder:
-        broker = start_local_broker(Path(folder), lambda line: None)
-        kafka = KafkaSettings(bootstrap_servers=broker.bootstrap)
-        KafkaBus(kafka).ensure_topics()
-        context = multiprocessing.get_context("spawn")
-        ends, processes = [], []
-        for number in range(num_ingresses):
-            ours, theirs = context.Pipe()
-            arguments = (kafka, number, rate, num_blocks, theirs)
-            process = context.Process(target=ingress, args=arguments)
-            process.start()
-            ends.append(ours)
-            processes.append(process)
-        try:
-            for end in ends:
-                end.send(seconds)
-            found = [end.recv() for end in ends]
-        finally:
-            for end in ends:
-                end.send("end")
-            for process in processes:
-                process.join(30)
-            broker.stop()
+    found = found_together(ingress, num_ingresses, seconds, (rate, num_blocks))
     alone, told, delays = zip(*found, strict=True)
-    every_delay = sorted(delay for each in delays for delay in each)
     return {
         "ingresses": num_ingresses,
         "rate": rate,
         "blocks": num_blocks,
-        "delay_p50_ms": round(median(every_delay), 1),
-        "delay_p99_ms": round(every_delay[int(len(every_delay) * 0.99)], 1),
-        "cpu_us_per_own_request": round(median(told) - median(alone)),
-        "cpu_us_without": round(median(alone)),
+        **of_ages("delay", delays),
+        **of_cpu(alone, told, "own_request"),
     }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--ingresses", type=int, default=2)
-    parser.add_argument("--rate", type=float, default=50.0, help="requests/s of one ingress")
-    parser.add_argument("--blocks", type=int, default=551)
-    parser.add_argument("--seconds", type=float, default=8.0)
-    parser.add_argument("--json", type=Path)
+    parser = parser_of(__doc__)
+    parser.add_argument("--ingresses", type=positive_int, default=2)
+    parser.add_argument(
+        "--rate", type=positive_number, default=50.0, help="requests/s of one ingress"
+    )
+    parser.add_argument("--blocks", type=positive_int, default=551)
     args = parser.parse_args()
-    figures = measure(args.ingresses, args.rate, args.blocks, args.seconds)
-    write_json("use_exchange", figures, args.json)
-    for name, value in figures.items():
-        print(f"{name:24} {value}")
+    show("use_exchange", measure(args.ingresses, args.rate, args.blocks, args.seconds), args.json)
 
 
 if __name__ == "__main__":

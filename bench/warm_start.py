@@ -13,12 +13,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import aiohttp
 
+from bench.arguments import new_file, positive_int
 from bench.fleet import Fleet, running_fleet
 from bench.load import send
 from bench.report import Row, print_rows, write_json
@@ -100,10 +100,10 @@ def run(is_warm: bool, args: argparse.Namespace) -> list[float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--requests", type=int, default=50)
-    parser.add_argument("--prompts", type=int, default=6)
-    parser.add_argument("--prompt-tokens", type=int, default=1500)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--requests", type=positive_int, default=50)
+    parser.add_argument("--prompts", type=positive_int, default=6)
+    parser.add_argument("--prompt-tokens", type=positive_int, default=1500)
+    parser.add_argument("--json", type=new_file)
     args = parser.parse_args()
     cold, warm = run(False, args), run(True, args)
     slow_ms = args.prompt_tokens * MS_PER_TOKEN / 2

@@ -7,6 +7,7 @@ router's process. Who gives way is `fair_queue`'s. `now` is in seconds.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
@@ -35,6 +36,21 @@ class AdmissionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     @property
     def bounds(self) -> Bounds:
         return Bounds(self.max_waiting_requests, self.max_waiting_tokens)
+
+
+def bounds_of(settings: AdmissionSettings, gates: Bounds, share: float) -> AdmissionSettings:
+    """Bounds of one ingress. Requests wait there instead of at the gates: no more of them than its
+    share of the gates (gates by ingresses) would take, each with one more that is being started."""
+    max_requests = math.ceil(share * (gates.max_requests + 1))
+    max_tokens = settings.max_waiting_tokens
+    if gates.max_tokens is not None:
+        at_gates = math.ceil(share * gates.max_tokens)
+        max_tokens = at_gates if max_tokens is None else min(max_tokens, at_gates)
+    return msgspec.structs.replace(
+        settings,
+        max_waiting_requests=min(settings.max_waiting_requests, max_requests),
+        max_waiting_tokens=max_tokens,
+    )
 
 
 @dataclass

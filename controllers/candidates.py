@@ -16,13 +16,15 @@ from controllers.predictions import Predictions
 
 class Candidates(NamedTuple):
     """`rows` are rows of the books; the arrays have one value for each row of the books, 0 for
-    those that are no candidates."""
+    those that are no candidates. `lost_ms`: of work that comes later, because there is no room to
+    keep the prompt; None: nowhere any."""
 
     rows: Rows
     overlap_blocks: Floats  # the table's
     cached_blocks: Floats  # with those predicted
     lower_blocks: Floats | None  # of the overlap, not in the first medium; None: none at all
     best_blocks: int  # the most that any candidate has
+    lost_ms: Floats | None = None
 
 
 def find_candidates(
@@ -38,21 +40,24 @@ def find_candidates(
     overlap, cached = np.zeros(num_rows), np.zeros(num_rows)
     lower: Floats | None = None
     best_blocks = 0
-    overlaps = table.overlap(hashes)
+    overlaps, states = table.overlap(hashes), table.workers
     expected = predictions.may_start_with(hashes[0]) if hashes else ()
-    for worker in {*overlaps, *expected}:
+    for worker in {*overlaps, *expected} if expected else overlaps:
         row = books.row(worker)
         if row is None or worker in exclude:
             continue
         known, depth = overlaps.get(worker), 0
-        if known is not None and not table.is_stale(worker):
+        if known is not None:
             overlap[row] = depth = known.num_blocks
             if known.num_gpu < depth:
                 lower = np.zeros(num_rows) if lower is None else lower
                 lower[row] = depth - known.num_gpu
-        depth = predictions.extend(worker, epoch_of(table, worker), hashes, depth, now)
+        state = states.get(worker)
+        epoch = None if state is None else state.epoch
+        depth = predictions.extend(worker, epoch, hashes, depth, now)
         cached[row] = depth
-        best_blocks = max(best_blocks, depth)
+        if depth > best_blocks:
+            best_blocks = depth
     return Candidates(_rows(books, exclude), overlap, cached, lower, best_blocks)
 
 

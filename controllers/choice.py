@@ -16,6 +16,7 @@ from controllers.books import Books
 from controllers.candidates import Candidates
 from controllers.costs import Costs
 from controllers.hubs import Hubs
+from controllers.numbers import smallest
 from controllers.placement_types import Query, TableView
 
 TIE_MS = 1e-6
@@ -59,7 +60,8 @@ class Chooser:
         row = self._cheapest(found.rows, costs)
         depth = int(found.cached_blocks[row])
         is_copy_due = self._is_copy_due(query, depth, table.block_size)
-        if not is_copy_due and not _is_idle_at(books, row, now_ms):
+        is_busy = not (is_copy_due or _is_idle_at(books, row, now_ms))
+        if is_busy or smallest(books.num_requests) > 0.0:  # nobody is idle in the second case
             return Choice(row, _reason(table, found, books, row))
         idle = books.is_free() & (books.prefill_end_ms <= now_ms)
         row = self._in_turn(row, found.rows, found, costs, books, idle, now_ms)
@@ -70,12 +72,11 @@ class Chooser:
         return Choice(row, _reason(table, found, books, row), len(copy) > 0)
 
     def _is_blind(self, table: TableView, books: Books, rows: Rows) -> bool:
-        return all(table.is_stale(books.workers[i]) for i in rows.tolist())
+        return all(table.is_stale(books.workers[row]) for row in rows)
 
     def _cheapest(self, rows: Rows, costs: Costs) -> int:
         cost_ms = costs.cost_ms if len(rows) == len(costs.cost_ms) else costs.cost_ms[rows]
-        least_ms = cost_ms[cost_ms.argmin()]  # a tenth of what min() takes on a few values
-        return self._any(rows[cost_ms <= least_ms + TIE_MS])
+        return self._any(rows[cost_ms <= smallest(cost_ms) + TIE_MS])
 
     def _in_turn(
         self,
@@ -97,6 +98,8 @@ class Chooser:
             & (found.cached_blocks[rows] == found.cached_blocks[row])
             & (ttft_ms[rows] <= SIMILAR_TTFT * ttft_ms[row])
         )
+        if found.lost_ms is not None:
+            is_similar &= found.lost_ms[rows] <= found.lost_ms[row] + TIE_MS
         similar = rows[is_similar]
         booked = books.booked(now_ms)[similar]
         return self._any(similar[booked <= booked.min()])
@@ -128,5 +131,8 @@ def _reason(table: TableView, found: Candidates, books: Books, row: int) -> str:
         return "overlap"
     if table.is_stale(books.workers[row]):
         return "stale"
-    states = (table.workers.get(worker) for worker in books.workers)
-    return "load" if any(s is not None and s.num_blocks > 0 for s in states) else "cold"
+    for worker in books.workers:
+        state = table.workers.get(worker)
+        if state is not None and state.num_blocks > 0:
+            return "load"
+    return "cold"

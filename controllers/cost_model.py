@@ -10,12 +10,21 @@ each worker. Everything is in milliseconds. Knows nothing of requests or of what
 from __future__ import annotations
 
 import math
-from statistics import median_low
+from typing import NamedTuple
 
 import numpy as np
 
+from controllers.curve import FLOOR_MS, Curve
 from controllers.events import Iteration
-from controllers.numbers import Floats, Numbers, at_least, at_most, rounded_down, rounded_up
+from controllers.numbers import (
+    Floats,
+    Numbers,
+    constant,
+    largest,
+    rounded_down,
+    rounded_up,
+    smallest,
+)
 
 FORGETTING = 0.9995  # about 2,000 iterations
 # A GPU with 8,192 tokens in a full iteration. In units of its own full iteration any engine has
@@ -24,7 +33,6 @@ FORGETTING = 0.9995  # about 2,000 iterations
 PRIOR = (10.0, 200.0, 0.0, 10.0, 30.0, 0.0)
 PRIOR_VARIANCES = (1e2, 1e4, 1e3, 1e2, 1e3, 1e3)
 MAX_TRACE = 1e6  # of the covariance: an hour of equal samples must not make the next one explode it
-FLOOR_MS = 0.1
 # Within this distance of 1 a worker's speed counts as 1: noise of 1 % would pick the same "fastest"
 # idle worker again and again.
 SPEED_DEAD_BAND = 0.15
@@ -54,16 +62,17 @@ class CostModel:
         self.num_samples = 0
         self.num_bad_samples = 0
         self._coefficients = np.array(PRIOR)
-        self._floats: tuple[float, ...] = PRIOR  # the same, quicker to use one by one
         self._covariance = np.diag(PRIOR_VARIANCES)
         self._max_share = 0.0
         self._speeds: dict[str, _Speed] = {}
         self._typical = 1.0  # ratio of observed to predicted of a usual worker
+        self._max_tokens = constant(max_batched_tokens)
+        self._curves: _Curves | None = None  # None: it has learned since they were asked for
 
     @property
     def coefficients(self) -> tuple[float, ...]:
         """(a, b, c, d, e, f) in ms."""
-        return self._floats
+        return tuple(self._coefficients.tolist())
 
     def observe(self, worker: str, iteration: Iteration, reference_blocks: int) -> None:
         """One sample, a run of equal iterations included. Impossible samples change nothing."""
@@ -71,6 +80,7 @@ class CostModel:
             self.num_bad_samples += 1
             return
         self.num_samples += 1
+        self._curves = None
         features = _features(iteration, reference_blocks, self.max_batched_tokens)
         predicted = float(features @ self._coefficients)
         self._max_share = max(self._max_share, float(features[4]))
@@ -80,7 +90,8 @@ class CostModel:
         if self.num_samples > NUM_CURVE_ONLY_SAMPLES and predicted > 1.0:
             speed = self._speeds.setdefault(worker, _Speed())
             speed.observe(iteration.ms / predicted, self.num_samples)
-            self._typical = median_low(known.ratio for known in self._speeds.values())
+            ratios = sorted([known.ratio for known in self._speeds.values()])
+            self._typical = ratios[(len(ratios) - 1) // 2]
 
     def speed(self, worker: str) -> float:
         """How many times longer than a usual worker this one takes. Were it the curve that it is
@@ -104,24 +115,33 @@ class CostModel:
 
     def prefill_parts(self, num_tokens: Numbers) -> tuple[Numbers, Numbers]:
         """Its time at a speed of 1 while nobody decodes, and the iterations that it takes."""
-        a, b, c, *_ = self._floats
-        iterations = num_tokens / self.max_batched_tokens
+        curve, full_ms = self._known()[:2]
+        if isinstance(num_tokens, float):
+            iterations: Numbers = num_tokens / self.max_batched_tokens
+        else:
+            iterations = num_tokens / self._max_tokens
+            if smallest(iterations) > 0.0 and largest(iterations) < 1.0:
+                return curve.at(iterations), 1.0
         num_full, num_all = rounded_down(iterations), rounded_up(iterations)
-        full_ms = at_least(FLOOR_MS, a + _rise(1.0, b, c))
-        rest_ms = _at_least_floor(_rise(iterations - num_full, b, c) + a, a)
+        rest_ms = curve.at(iterations - num_full)
         return num_full * full_ms + (num_all - num_full) * rest_ms, num_all
 
     def decode_ms(self, share: Numbers, speed: Numbers) -> Numbers:
         """Decode part of an iteration with `share` of the reference blocks in use. Beyond the
         largest share observed it stays flat: a parabola fitted near 0 says nothing about 1."""
-        _, _, _, d, e, f = self._floats
-        p = at_most(self._max_share or 1.0, share)
-        return _at_least_floor(_rise(p, e, f) + d, d) * speed
+        return self._known().decode.at(share) * speed
 
     @property
     def idle_ms(self) -> float:
         """Decode part with no blocks in use, at a speed of 1."""
-        return max(FLOOR_MS, self._floats[3])
+        return self._known().idle_ms
+
+    def _known(self) -> _Curves:
+        if self._curves is None:
+            a, b, c, d, e, f = self.coefficients
+            prefill, decode = Curve(a, b, c), Curve(d, e, f, self._max_share or 1.0)
+            self._curves = _Curves(prefill, float(prefill.at(1.0)), decode, max(FLOOR_MS, d))
+        return self._curves
 
     def _update(self, features: Floats, error: float) -> None:
         gain = self._covariance @ features
@@ -132,11 +152,19 @@ class CostModel:
             return
         weight = FORGETTING + explained
         self._coefficients = self._coefficients + gain * (error / weight)
-        self._floats = tuple(self._coefficients.tolist())
-        self._covariance = (self._covariance - np.outer(gain, gain) / weight) / FORGETTING
-        trace = float(np.trace(self._covariance))
+        self._covariance = (self._covariance - gain[:, np.newaxis] * gain / weight) / FORGETTING
+        trace = float(self._covariance.trace())
         if trace > MAX_TRACE:
             self._covariance *= MAX_TRACE / trace
+
+
+class _Curves(NamedTuple):
+    """Of what was learned so far: parts of an iteration in ms, and two of their values."""
+
+    prefill: Curve
+    full_ms: float
+    decode: Curve
+    idle_ms: float
 
 
 class _Speed:
@@ -167,22 +195,6 @@ class _Speed:
             self._surprises.append(ratio)
         else:
             self._surprises = []
-
-
-def _rise(x: Numbers, linear: float, square: float) -> Numbers:
-    """linear x + square x^2 for x >= 0, but more work never takes less time: flat from the top of
-    the parabola on, and 0 where it is negative."""
-    if square < 0.0:
-        x = at_most(max(0.0, linear) / (-2.0 * square), x)
-    slope = x * square + linear
-    if linear < 0.0:  # else it is nowhere below 0: half of what each clip would take is saved
-        slope = at_least(0.0, slope)
-    return x * slope
-
-
-def _at_least_floor(ms: Numbers, least_ms: float) -> Numbers:
-    """`least_ms`: what is known to be the least of them, so that most calls need no clip."""
-    return ms if least_ms >= FLOOR_MS else at_least(FLOOR_MS, ms)
 
 
 def _features(iteration: Iteration, reference_blocks: int, max_batched_tokens: int) -> Floats:

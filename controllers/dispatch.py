@@ -13,48 +13,22 @@ from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple, TypeAlias
 
 import msgspec
-import numpy as np
 
-from controllers.books import Books
 from controllers.candidates import Candidates
 from controllers.choice import Choice
 from controllers.costs import Costs
 from controllers.errors import CachelaneError, Overloaded
-from controllers.gate import SHARED_START_SHARE
-from controllers.placement_types import PlacementSettings, Query, Refused, Sent, TableView
+from controllers.placement_types import Query, Refused, Sent, TableView
 from controllers.placing import Placing
-from controllers.rank_book import Passed
+from controllers.reserved import Reserved
 from controllers.router_queue import RouterQueue, Waiter
+from controllers.starting import Rules, may_start, piece_tokens
 
 ExcludeOf: TypeAlias = Callable[[Query], Collection[str]]
 
 # Whoever waits is looked at again after this, even if nothing was heard.
 RUN_EVERY_S = 0.1
 MIN_PAUSE_S = 0.001
-# A first token that is late by what was predicted does not keep the next request waiting; so many
-# that are late do, or a worker that hangs would be sent everything that waits.
-MAX_LATE = 2
-LONG_SHARE = 1.5  # a prefill is cut if it is longer than so many pieces
-
-
-class Rules(NamedTuple):
-    """`shared_start_tokens`: prompts start together while they have at most so many tokens to
-    compute. `slice_tokens` of a piece; 0: prompts go out whole."""
-
-    is_holding: bool
-    shared_start_tokens: int
-    slice_tokens: int
-
-
-def rules_of(settings: PlacementSettings, max_batched_tokens: int, max_running: float) -> Rules:
-    """A piece is whole iterations less room for those that decode, or each would end with one that
-    is nearly empty."""
-    decodes = min(max_running, max_batched_tokens // 2)
-    return Rules(
-        is_holding=settings.hold and settings.policy == "kv_aware",
-        shared_start_tokens=int(SHARED_START_SHARE * max_batched_tokens),
-        slice_tokens=int(settings.slice_iterations * (max_batched_tokens - decodes)),
-    )
 
 
 class Dispatcher:
@@ -98,9 +72,11 @@ class Dispatcher:
         """When to run at the latest; None: nobody waits."""
         if not len(self._queue):
             return None
-        ends_ms = self._books.own_prefill_end_ms
-        coming = ends_ms[ends_ms > now * 1000.0]
-        first_s = float(coming.min()) / 1000.0 if len(coming) else math.inf
+        now_ms = now * 1000.0
+        coming_ms = [
+            end_ms for end_ms in self._books.own_prefill_end_ms.tolist() if end_ms > now_ms
+        ]
+        first_s = min(coming_ms, default=math.inf) / 1000.0
         return min(max(first_s, now + MIN_PAUSE_S), now + RUN_EVERY_S)
 
 
@@ -122,13 +98,10 @@ class _Pass:
         self._found = found
         self._table = table
         self._now = now
-        books = placing.ledger.books
-        self._books = books
+        self._books = placing.ledger.books
         queries = [waiter.query for waiter in waiters]
         self._prices = placing.ranker.price(queries, found, table.block_size, now)
-        self._reserved_ms = np.zeros(len(books))
-        self._reserved_blocks = np.zeros(len(books))
-        self._reserved_rows: set[int] = set()  # with either
+        self._reserved = Reserved()
         self._stagger_ms = placing.stagger_ms(now)
 
     def run(self, queue: RouterQueue) -> list[Sent | Refused]:
@@ -137,7 +110,7 @@ class _Pass:
         for i in order:
             query = self._waiters[i].query
             try:
-                sent = self._look_at(i, is_last=i == order[-1])
+                sent = self._look_at(i)
             except Overloaded as error:
                 results.append(Refused(request_id=query.request_id, error=error))
                 continue
@@ -152,14 +125,14 @@ class _Pass:
         ttft_ms, uncached = self._prices.at_best()
         return queue.order(self._waiters, ttft_ms, uncached, self._now)
 
-    def _look_at(self, i: int, is_last: bool) -> _Started | None:
+    def _look_at(self, i: int) -> _Started | None:
         """Send it or let it wait. Raises Overloaded if its first token would be late anywhere."""
         waiter, found = self._waiters[i], self._found[i]
         query, is_holding = waiter.query, self._is_holding(waiter.query)
-        must_wait = is_holding and len(self._reserved_rows) == len(self._books)
+        must_wait = is_holding and len(self._reserved.rows) == len(self._books)
         if must_wait and query.max_ttft_ms is None:
             return None
-        costs = self._costs(i)
+        costs = self._reserved.after(self._prices.of(i))
         if query.max_ttft_ms is not None:
             left_ms = query.max_ttft_ms - waiter.waited_ms(self._now)
             found = self._placing.in_time(query, found, costs, left_ms)
@@ -167,29 +140,16 @@ class _Pass:
             return None
         choice = self._placing.choose(query, self._table, found, costs, self._stagger_ms, self._now)
         if not is_holding or self._may_start(query.rank, choice.row, costs):
-            started = self._send(query, found, costs, choice)
-        else:
-            started = None
-            self._reserve(query, choice.row, costs)
-        if not is_last and (started is not None or self._reserved_blocks[choice.row] > 0.0):
-            self._prices.refresh(choice.row, float(self._reserved_blocks[choice.row]))
-        return started
+            return self._send(query, found, costs, choice)
+        self._reserve(query, choice.row, costs)
+        return None
 
     def _is_holding(self, query: Query) -> bool:
         return self._rules.is_holding and query.pinned is None
 
-    def _costs(self, i: int) -> Costs:
-        """For one that comes after what is reserved."""
-        costs, reserved_ms = self._prices.of(i), self._reserved_ms
-        if not self._reserved_rows:
-            return costs
-        return costs._replace(
-            start_ms=costs.start_ms + reserved_ms, cost_ms=costs.cost_ms + reserved_ms
-        )
-
     def _may_start(self, rank: int, row: int, costs: Costs) -> bool:
         """Whether the worker can start a request with such costs."""
-        if row in self._reserved_rows:
+        if row in self._reserved.rows:
             return False
         worker = self._books.workers[row]
         passed = self._placing.ledger.rank_book.passed_by(rank, [worker]).at(0)
@@ -198,12 +158,12 @@ class _Pass:
 
     def _reserve(self, query: Query, row: int, costs: Costs) -> None:
         """It waits for this worker: for its time, or only for blocks of its cache."""
-        self._reserved_rows.add(row)
+        self._reserved.rows.add(row)
         if costs.room_ms[row] > 0.0:
             tokens = query.num_tokens + self._placing.ranker.output_tokens(query)
-            self._reserved_blocks[row] += tokens / self._table.block_size
+            self._prices.promise(row, tokens / self._table.block_size)
         else:
-            self._reserved_ms[row] += costs.service_ms[row]
+            self._reserved.add_ms(row, costs)
 
     def _send(self, query: Query, found: Candidates, costs: Costs, choice: Choice) -> _Started:
         placing, table, now = self._placing, self._table, self._now
@@ -214,7 +174,7 @@ class _Pass:
             table.block_size,
             0 if query.is_whole else self._rules.slice_tokens,
         )
-        own_costs = costs.of(choice.row)
+        own_costs = costs.at(choice.row)
         if piece is not None:
             hashes = query.hashes[: piece // table.block_size]
             query = msgspec.structs.replace(query, num_tokens=piece, hashes=hashes)
@@ -222,6 +182,7 @@ class _Pass:
             service_ms = float(own_costs.service_ms)
             placed = msgspec.structs.replace(placed, predicted_service_ms=service_ms)
         placing.reserve(query, table, found, own_costs, choice, now)
+        self._prices.books_changed()
         sent = Sent(request_id=query.request_id, placed=placed, num_tokens=piece)
         return _Started(sent, float(own_costs.uncached_tokens))
 
@@ -229,36 +190,3 @@ class _Pass:
 class _Started(NamedTuple):
     sent: Sent
     uncached_tokens: float
-
-
-def may_start(
-    row: int,
-    costs: Costs,
-    books: Books,
-    passed: Passed,
-    shared_start_tokens: int,
-    now_ms: float,
-) -> bool:
-    """Whether this worker can start a request with such costs now: it has room, and none of ours
-    should still wait there for a first token, or only short work. What others have sent the gate
-    puts in order; what the request passes there (`passed`, as numbers) does not keep it
-    waiting."""
-    if costs.room_ms[row] > 0.0 and books.num_requests[row] > 0:
-        return False
-    num_ahead = float(books.num_unstarted[row] - passed.own_requests)
-    tokens_ahead = float(books.prefill_tokens[row] - passed.own_tokens)
-    return bool(
-        num_ahead <= 0
-        or (num_ahead <= MAX_LATE and books.own_prefill_end_ms[row] <= now_ms)
-        or tokens_ahead + costs.uncached_tokens[row] <= shared_start_tokens
-    )
-
-
-def piece_tokens(
-    num_tokens: int, cached_tokens: int, block_size: int, slice_tokens: int
-) -> int | None:
-    """Leading tokens of a prompt to send now, in whole blocks; None: all of it."""
-    if not slice_tokens or num_tokens - cached_tokens <= LONG_SHARE * slice_tokens:
-        return None
-    end = cached_tokens + slice_tokens
-    return end - end % block_size

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 
 from controllers.touch_tree import TouchedRun
 
-TARGET = 0.94  # of the hits of LRU; a shortage is what lifts a group, so somewhat less comes of it
-# Steep, so that little is short of the target, and far, as some groups come again a hundred times
-# as often as others. It does not swing, since hits are counted over long.
-GAIN = 50.0
+TARGET = 0.98  # of the hits of LRU; a shortage is what lifts a group, so somewhat less comes of it
+# Steep enough that little is short of the target, and no steeper: a boost that swings costs the
+# others more hits than a steady one. It goes far, as some groups come again a hundred times as
+# often as others.
+GAIN = 30.0
 MAX_BOOST = 1000.0
 # A group's hits are forgotten by half after so many of its own blocks.
 HALF_LIFE_BLOCKS = 50_000.0
@@ -82,7 +83,8 @@ class Floors:
         if hits is None or hits.in_lru <= 0:
             return 1.0
         shortage = (TARGET * hits.in_lru - hits.here) / hits.in_lru
-        return min(MAX_BOOST, math.exp(max(0.0, GAIN * shortage)))
+        exponent = max(0.0, GAIN * shortage)
+        return MAX_BOOST if exponent > math.log(MAX_BOOST) else math.exp(exponent)
 
     def count(self, group: Hashable, num_blocks: int, num_hits: int, num_lru_hits: int) -> None:
         """A request of `num_blocks` found so many cached, and would have in the LRU cache."""

@@ -21,7 +21,7 @@ from controllers.waiting import Waiting
 SHARED_START_SHARE = 0.1875
 # What several routers send in one moment comes within this; an iteration takes several times as
 # long, so that hardly a start is late for the next one.
-GATHER_S = 0.002
+GATHER_S = 0.001
 
 
 class GateRules(NamedTuple):

@@ -14,7 +14,7 @@ priority and a duration for a range of tokens, said when a request comes, of its
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from controllers.promising import promise
@@ -52,6 +52,17 @@ class LearnedRetention:
     def num_blocks(self) -> int:
         """Remembered."""
         return len(self._tree.run_of)
+
+    @property
+    def workers(self) -> Collection[RetentionWorker]:
+        return self._workers.values()
+
+    def run_of(self, block_hash: int) -> TouchedRun | None:
+        return self._tree.run_of.get(block_hash)
+
+    def known_runs(self, hashes: Sequence[int]) -> list[tuple[TouchedRun, int]]:
+        """What the prompt begins with, and how many blocks of each; no use of it."""
+        return self._tree.known(hashes)
 
     def set_workers(self, num_blocks: dict[str, int]) -> None:
         """Worker -> blocks of its cache. Others are forgotten; an equal one's books stay."""

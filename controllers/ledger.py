@@ -11,14 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
-
 from controllers.books import Books
 from controllers.completions import Completions
 from controllers.cost_model import CostModel
 from controllers.events import BookingBatch, Load
 from controllers.other_routers import Changes, OtherRouters
 from controllers.rank_book import RankBook
+from controllers.steady_loads import SteadyLoads
 
 UNKNOWN_REFERENCE_BLOCKS = 65_536
 
@@ -48,6 +47,7 @@ class Ledger:
         self.model = model
         self.others = OtherRouters(router_id)
         self.books = Books()
+        self.steady_loads = SteadyLoads(self.books, model)
         self.rank_book = RankBook()
         self.completions = Completions()
         self.num_expired = 0
@@ -70,7 +70,7 @@ class Ledger:
         for worker, num_blocks in worker_to_blocks.items():
             row = self._row_of(worker)
             if num_blocks > 0:
-                self.books.capacity_blocks[row] = num_blocks
+                self.books.set_capacity(row, num_blocks)
                 self._refer_to(num_blocks)
         return gone
 
@@ -92,11 +92,11 @@ class Ledger:
         self.books.report(row, load, now * 1000.0)
         self.rank_book.report(worker, load.queued_by_rank, now * 1000.0)
         capacity = float(self.books.capacity_blocks[row])
-        if np.isfinite(capacity):
+        if math.isfinite(capacity):
             self._refer_to(int(capacity))
         for iteration in load.iterations:
             self.model.observe(worker, iteration, self.reference_blocks)
-        self.books.speed[row] = self.model.speed(worker)
+        self.books.set_speed(row, self.model.speed(worker))
 
     def on_bookings(self, batch: BookingBatch, now: float) -> None:
         """Take in what another router has sent."""
@@ -179,7 +179,7 @@ class Ledger:
                 continue
             tokens = float(books.shared_tokens[row])
             self._take_totals(row, worker, service_ms, now_ms)
-            if service_ms > 0.0:
+            if service_ms > 0.0 and books.shared_tokens[row] > tokens:
                 books.prefill_end_ms[row] = max(books.prefill_end_ms[row], now_ms) + service_ms
             elif books.shared_tokens[row] < tokens:
                 self._estimate_ends(row, now_ms)
@@ -213,6 +213,6 @@ class Ledger:
         if num_tokens <= 0.0:
             return 0.0
         speed = float(self.books.speed[row])
-        share = float(self.books.active_blocks()[row]) / self.reference_blocks
+        share = float(self.books.at(row).active_blocks()) / self.reference_blocks
         decode_ms = self.model.decode_ms(share, speed)
         return float(self.model.prefill_ms(num_tokens, decode_ms, speed))

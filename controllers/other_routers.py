@@ -80,6 +80,8 @@ class OtherRouters:
     def sweep(self, now: float) -> Changes:
         """Forget silent routers."""
         changes: Changes = {}
+        if not self._routers:
+            return changes
         silent = [i for i, r in self._routers.items() if now - r.heard_at > SILENT_S]
         for router_id in silent:
             router = self._routers.pop(router_id)
@@ -95,6 +97,8 @@ class OtherRouters:
 
     def alive(self, now: float) -> list[str]:
         """Ids in order, the own one among them: its place is this router's place."""
+        if not self._routers:
+            return [self.own_id]
         heard = (i for i, r in self._routers.items() if now - r.heard_at <= SILENT_S)
         return sorted([self.own_id, *heard])
 
@@ -117,9 +121,10 @@ class OtherRouters:
         router.next_seq = seq + 1
 
     def _put(self, router: _Router, booking: Booking, changes: Changes, is_news: bool) -> None:
-        """Service counts when it is booked, not when it is heard of later, in a listing."""
+        """Service counts when it is booked, not when it is heard of later, in a listing; of a
+        request so short that only its end is told, with that."""
         old = router.bookings.get(booking.request_id)
-        if old == booking or (old is None and booking.state == DONE):
+        if old == booking:
             return
         booked_ms = booking.service_ms
         if old is not None:

@@ -22,10 +22,11 @@ import numpy as np
 from controllers.candidates import Candidates
 from controllers.cost_model import CostModel
 from controllers.costs import Costs
-from controllers.dispatch import Dispatcher, ExcludeOf, rules_of
+from controllers.dispatch import Dispatcher, ExcludeOf
 from controllers.events import BookingBatch, Load
 from controllers.ledger import Ledger
 from controllers.placement_types import Candidate as Candidate
+from controllers.placement_types import Losses as Losses
 from controllers.placement_types import Placed as Placed
 from controllers.placement_types import PlacementSettings as PlacementSettings
 from controllers.placement_types import Query as Query
@@ -33,6 +34,7 @@ from controllers.placement_types import Refused as Refused
 from controllers.placement_types import Sent as Sent
 from controllers.placement_types import TableView as TableView
 from controllers.placing import Placing
+from controllers.starting import rules_of
 
 
 class Placement:
@@ -45,14 +47,15 @@ class Placement:
         rng: Random,
         max_running: float = math.inf,
         router_id: str = "",
+        losses: Losses | None = None,
     ) -> None:
         """`max_running`: requests that a worker runs together. `router_id`: under which the other
-        routers know this one."""
+        routers know this one. `losses`: asked about requests with a `prompt_use`."""
         self._settings = settings
         self._max_running = max_running
         self._ledger = Ledger(model, router_id)
         self._books = self._ledger.books
-        self._placing = Placing(self._ledger, settings, rng, max_running)
+        self._placing = Placing(self._ledger, settings, rng, max_running, losses)
         rules = rules_of(settings, model.max_batched_tokens, max_running)
         self._dispatcher = Dispatcher(self._placing, rules)
 
@@ -124,7 +127,7 @@ class Placement:
             found = placing.in_time(query, found, costs, query.max_ttft_ms)
         choice = placing.choose(query, table, found, costs, placing.stagger_ms(now), now)
         placed = placing.placed(query, table, found, costs, choice)
-        placing.reserve(query, table, found, costs.of(choice.row), choice, now)
+        placing.reserve(query, table, found, costs.at(choice.row), choice, now)
         return placed
 
     def explain(self, query: Query, table: TableView, now: float) -> dict[str, Any]:
@@ -134,6 +137,10 @@ class Placement:
         found, costs = placing.rank(query, table, now, ())
         choice = placing.choose(query, table, found, costs, placing.stagger_ms(now), now)
         placed = placing.placed(query, table, found, costs, choice)
+        lost_ms = placing.lost_ms(query, now)
+        if lost_ms is not None:
+            found = found._replace(lost_ms=lost_ms)
+            costs = costs._replace(cost_ms=costs.cost_ms + lost_ms)
         rows = found.rows[np.argsort(costs.cost_ms[found.rows], kind="stable")].tolist()
         busy = self._books.busy(now * 1000.0)
         backlog_ms = placing.ranker.backlog_ms(query.rank, table.block_size, now)
@@ -201,5 +208,6 @@ class Placement:
             backlog_ms=float(backlog_ms),
             start_ms=float(costs.start_ms[row]),
             service_ms=float(costs.service_ms[row]),
+            lost_ms=0.0 if found.lost_ms is None else float(found.lost_ms[row]),
             cost_ms=float(costs.cost_ms[row]),
         )

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from controllers.errors import CachelaneError
+from controllers.prompt_use import PromptUse
 
 Seconds = Annotated[float, Meta(gt=0)]
 Weight = Annotated[float, Meta(ge=0)]
@@ -31,6 +32,10 @@ class PlacementSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     hold: bool = True
     # Long prefills go out in pieces of so many full iterations, which others may pass; 0: whole.
     slice_iterations: Annotated[int, Meta(ge=0, le=1000)] = 4
+    # Of what is lost later where there is no room to keep a prompt, with learned retention; 0: the
+    # room of workers does not matter. Far below 1, since the room that a prompt takes elsewhere
+    # will be missing there.
+    loss_weight: Weight = 0.1
 
 
 class Query(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,6 +52,7 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     expected_output_tokens: int | None = None  # None: as many as its request type had on average
     pinned: str | None = None  # worker that takes it as long as it is a candidate
     is_whole: bool = False  # it goes out in one piece, however long it is
+    prompt_use: PromptUse | None = None  # what is kept of it depends on the worker's room
 
 
 class Placed(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,7 +100,16 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     backlog_ms: float
     start_ms: float
     service_ms: float
+    lost_ms: float  # to compute later what there is no room to keep there
     cost_ms: float
+
+
+class Losses(Protocol):
+    """What requests would cost later, for want of room to keep their prompts."""
+
+    def lost_tokens(self, prompt: PromptUse, now: float) -> Mapping[str, float]:
+        """Of the prompt, by worker: expected to be computed again. Others would lose nothing."""
+        ...
 
 
 class OverlapView(Protocol):
@@ -127,7 +142,7 @@ class TableView(Protocol):
     def workers(self) -> Mapping[str, WorkerView]: ...
 
     def overlap(self, hashes: Sequence[int]) -> Mapping[str, OverlapView]:
-        """By worker; those that do not have the first block may be absent."""
+        """By worker; stale ones are absent, and those that lack the first block may be."""
         ...
 
     def is_stale(self, worker: str) -> bool:

@@ -9,32 +9,43 @@ from __future__ import annotations
 from collections.abc import Collection
 from random import Random
 
+import numpy as np
+
 from controllers.baselines import pick_least_requests, pick_random, pick_round_robin
 from controllers.blind import BlindPlacement
 from controllers.candidates import Candidates, epoch_of
 from controllers.choice import Choice, Chooser
 from controllers.costs import Costs
 from controllers.errors import Overloaded
+from controllers.evictions import Evictions
 from controllers.hubs import Hubs
 from controllers.ledger import Booking, Ledger
+from controllers.loads import price_of
 from controllers.numbers import Floats
-from controllers.placement_types import Placed, PlacementSettings, Query, TableView
+from controllers.placement_types import Losses, Placed, PlacementSettings, Query, TableView
 from controllers.predictions import Predictions
 from controllers.ranking import Ranker
 from controllers.stagger import stagger_ms
 
 
 class Placing:
-    """`max_running`: requests that a worker runs together."""
+    """`max_running`: requests that a worker runs together. `losses` None: nothing is lost."""
 
     def __init__(
-        self, ledger: Ledger, settings: PlacementSettings, rng: Random, max_running: float
+        self,
+        ledger: Ledger,
+        settings: PlacementSettings,
+        rng: Random,
+        max_running: float,
+        losses: Losses | None = None,
     ) -> None:
         self.ledger = ledger
+        self._losses = losses
         self._books = ledger.books
         self._rng = rng
         self._max_running = max_running
         self._blind = BlindPlacement()
+        self._evictions = Evictions()
         self._num_placed = 0
         self.configure(settings)
 
@@ -53,12 +64,12 @@ class Placing:
         found = self.ranker.find(query, table, now, exclude)
         return found, self.ranker.price_one(query, found, table.block_size, now)
 
-    def stagger_ms(self, now: float) -> Floats | float:
-        """What each worker costs more from this router's place; 0 for a single router."""
+    def stagger_ms(self, now: float) -> Floats | None:
+        """What each worker costs more from this router's place; None: there is no other router."""
         ledger = self.ledger
         routers = ledger.others.alive(now)
         if len(routers) == 1:
-            return 0.0
+            return None
         full_ms = float(ledger.model.prefill_ms(ledger.model.max_batched_tokens, 0.0, 1.0))
         place = routers.index(ledger.others.own_id)
         return stagger_ms(self._books.workers, place, len(routers), full_ms)
@@ -87,7 +98,7 @@ class Placing:
         table: TableView,
         found: Candidates,
         costs: Costs,
-        extra_ms: Floats | float,
+        extra_ms: Floats | None,
         now: float,
     ) -> Choice:
         """The cheapest one, with `extra_ms` by row, unless a policy or the request decides."""
@@ -101,8 +112,43 @@ class Placing:
             return Choice(pick_round_robin(rows, self._num_placed), "policy")
         if self._settings.policy == "least_requests":
             return Choice(pick_least_requests(rows, books.num_requests, self._rng), "load")
-        costs = costs._replace(cost_ms=costs.cost_ms + extra_ms)
+        if extra_ms is not None:
+            costs = costs._replace(cost_ms=costs.cost_ms + extra_ms)
+        lost_ms = self.lost_ms(query, now)
+        if lost_ms is not None:
+            found = found._replace(lost_ms=lost_ms)
+            costs = costs._replace(cost_ms=costs.cost_ms + lost_ms)
+        eviction_ms = self._eviction_ms(costs, now)
+        if eviction_ms is not None:
+            costs = costs._replace(cost_ms=costs.cost_ms + eviction_ms)
         return self._chooser.choose(query, table, found, costs, books, now * 1000.0)
+
+    def lost_ms(self, query: Query, now: float) -> Floats | None:
+        """By row of the books: work of later requests. None: there is none."""
+        weight = self._settings.loss_weight
+        if self._losses is None or query.prompt_use is None or not weight:
+            return None
+        lost_tokens = self._losses.lost_tokens(query.prompt_use, now)
+        if not lost_tokens:
+            return None
+        by_row = np.array([lost_tokens.get(worker, 0.0) for worker in self._books.workers])
+        return by_row * (weight * self._ms_per_token())
+
+    def _eviction_ms(self, costs: Costs, now: float) -> Floats | None:
+        """By row of the books: the work of computing again what a smaller cache loses sooner for
+        these blocks. None: caches are alike, or nothing is lost."""
+        smaller = self._books.smaller
+        share = self._evictions.share_again() if smaller is not None else 0.0
+        if smaller is None or not share:
+            return None
+        price = price_of(self._books.busy(now * 1000.0), self._settings.theta)
+        return costs.uncached_tokens * smaller * price * (share * self._ms_per_token())
+
+    def _ms_per_token(self) -> float:
+        """At the price of full iterations on a usual worker."""
+        model = self.ledger.model
+        full_ms = float(model.prefill_ms(model.max_batched_tokens, 0.0, 1.0))
+        return full_ms / model.max_batched_tokens
 
     def reserve(
         self,
@@ -129,6 +175,8 @@ class Placing:
         self.predictions.add(worker, epoch, query.hashes, depth, now)
         self._blind.remember(query.hashes, worker, choice.is_blind)
         self._note_branch(query, found, choice, table.block_size)
+        if self._books.smaller is not None:
+            self._evictions.add(query.hashes, found.best_blocks, now)
 
     def placed(
         self, query: Query, table: TableView, found: Candidates, costs: Costs, choice: Choice

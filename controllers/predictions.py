@@ -8,16 +8,41 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 
+class _Sent:
+    """Blocks sent to a worker within one generation."""
+
+    __slots__ = ("_runs", "_until_s")
+
+    def __init__(self) -> None:
+        self._runs: list[tuple[Sequence[int], float]] = []  # not yet in the map
+        self._until_s: dict[int, float] = {}
+
+    def add(self, run: Sequence[int], until_s: float) -> None:
+        self._runs.append((run, until_s))
+
+    @property
+    def until_s(self) -> dict[int, float]:
+        """Block hash -> time until which it is expected. Filled when somebody asks: most blocks
+        expire before."""
+        if self._runs:
+            for run, until_s in self._runs:
+                self._until_s.update(dict.fromkeys(run, until_s))
+            self._runs = []
+        return self._until_s
+
+    def __bool__(self) -> bool:
+        return bool(self._runs or self._until_s)
+
+
 class _Expected:
-    """Of one worker in one epoch: block hash -> time until which it is expected, what was sent
-    lately and what was sent before that."""
+    """Of one worker in one epoch: what was sent lately and what was sent before that."""
 
     __slots__ = ("epoch", "new", "old")
 
     def __init__(self, epoch: int | None) -> None:
         self.epoch = epoch
-        self.new: dict[int, float] = {}
-        self.old: dict[int, float] = {}
+        self.new = _Sent()
+        self.old = _Sent()
 
 
 class Predictions:
@@ -33,7 +58,7 @@ class Predictions:
 
     def __len__(self) -> int:
         """Blocks kept, over all workers."""
-        return sum(len(e.new) + len(e.old) for e in self._workers.values())
+        return sum(len(e.new.until_s) + len(e.old.until_s) for e in self._workers.values())
 
     def add(
         self, worker: str, epoch: int | None, hashes: Sequence[int], depth: int, now: float
@@ -50,7 +75,7 @@ class Predictions:
         if expected is None or expected.epoch != epoch:
             expected = self._workers[worker] = _Expected(epoch)
         run = hashes[depth:]
-        expected.new.update(dict.fromkeys(run, now + self.ttl_s))
+        expected.new.add(run, now + self.ttl_s)
         if depth == 0:
             self._new_firsts.setdefault(run[0], {})[worker] = None
 
@@ -66,7 +91,7 @@ class Predictions:
         expected = self._workers.get(worker)
         if expected is None or expected.epoch != epoch:
             return depth
-        until_new, until_old = expected.new.get, expected.old.get
+        until_new, until_old = expected.new.until_s.get, expected.old.until_s.get
         while depth < len(hashes):
             block_hash = hashes[depth]
             if until_new(block_hash, now) <= now and until_old(block_hash, now) <= now:
@@ -86,6 +111,6 @@ class Predictions:
         self._turns_at_s = now + self.ttl_s
         self._old_firsts, self._new_firsts = ({} if is_all_over else self._new_firsts), {}
         for worker, expected in list(self._workers.items()):
-            expected.old, expected.new = ({} if is_all_over else expected.new), {}
+            expected.old, expected.new = (_Sent() if is_all_over else expected.new), _Sent()
             if not expected.old:
                 del self._workers[worker]

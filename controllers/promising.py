@@ -29,7 +29,7 @@ LEVELS_PER_DECADE = 2.0
 DECADES = 4.5  # of hits per block-second below 1 that are told apart
 AS_LRU = 60  # above every level that comes of a worth
 # While a run is worth so many times what it was at first, it is about to be used.
-GUARD_FACTOR = 1.2
+GUARD_FACTOR = 1.1
 WORTHLESS = 0.1  # of the price
 NOTHING = Promise(0, math.inf)
 SEVERAL_TENANTS = ""  # another one for each of them, so none can lower it

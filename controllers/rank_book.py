@@ -103,7 +103,7 @@ class RankBook:
         return Passed(*(column for book in amounts for column in np.array(book).T))
 
     def _has_worse(self, rank: int) -> bool:
-        return any(known > rank for known in self._num_at)
+        return max(self._num_at, default=rank) > rank
 
     def _uncount(self, ranks: Iterable[int]) -> None:
         for rank in ranks:

@@ -6,17 +6,18 @@ Puts table, predictions, books and curve together; chooses nothing and changes n
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from controllers.candidates import Candidates, find_candidates
-from controllers.costs import Costs, Loads, Weights, Work, cost_of, loads_of, work_of
+from controllers.costs import Costs, Work, cost_of, work_of
 from controllers.errors import NotReady
 from controllers.ledger import Ledger
-from controllers.numbers import Floats
+from controllers.loads import Loads, Weights, loads_of, share_ahead, steady_of
+from controllers.numbers import Floats, Numbers
 from controllers.placement_types import PlacementSettings, Query, TableView
 from controllers.predictions import Predictions
+from controllers.rank_book import PASSES_NONE
 
 
 class Ranker:
@@ -54,15 +55,20 @@ class Ranker:
         """By row of the books."""
         weights = self.weights()
         loads = self.loads(query.rank, block_size, now, weights)
-        return self.costs(self.work([query], [found], block_size), loads, weights)
+        return self.costs(self.work_of_one(query, found, block_size), loads, weights)
 
     def price_at(
         self, row: int, query: Query, found: Candidates, block_size: int, now: float
     ) -> Costs:
         """On one worker, as numbers."""
-        weights = self.weights()
-        loads = self.loads_at(row, query.rank, block_size, now, weights)
-        return self.costs(self.work([query], [found], block_size).at(row), loads, weights)
+        weights, lower = self.weights(), found.lower_blocks
+        work = self._work_of(
+            query,
+            block_size,
+            float(found.cached_blocks[row]),
+            None if lower is None else float(lower[row]),
+        )
+        return self.costs(work, self.loads_at(row, query.rank, block_size, now, weights), weights)
 
     def backlog_ms(self, rank: int, block_size: int, now: float) -> Floats:
         """By row of the books: known work that such a request comes after."""
@@ -70,34 +76,58 @@ class Ranker:
 
     def loads(self, rank: int, block_size: int, now: float, weights: Weights) -> Loads:
         """By row of the books."""
-        ledger = self._ledger
-        passed = ledger.rank_book.passed_by(rank, ledger.books.workers)
-        view = ledger.books.view(now * 1000.0)
-        return loads_of(view, ledger.model, weights, block_size, now * 1000.0, passed)
+        ledger, books, now_ms = self._ledger, self._ledger.books, now * 1000.0
+        ends_ms, busy = books.prefill_end_ms, books.busy(now_ms)
+        passed = ledger.rank_book.passed_by(rank, books.workers)
+        if passed is PASSES_NONE:
+            steady = ledger.steady_loads.of_all(ledger.reference_blocks)
+            return loads_of(steady, ends_ms, busy, weights, block_size, now_ms)
+        steady = steady_of(books.entries, ledger.model, ledger.reference_blocks, passed)
+        ahead = share_ahead(books.entries, passed)
+        return loads_of(steady, ends_ms, busy, weights, block_size, now_ms, ahead)
 
     def loads_at(self, row: int, rank: int, block_size: int, now: float, weights: Weights) -> Loads:
         """Of one worker, as numbers: a quarter of the time."""
-        ledger = self._ledger
-        passed = ledger.rank_book.passed_by(rank, [ledger.books.workers[row]])
-        view = ledger.books.view(now * 1000.0).at(row)
-        return loads_of(view, ledger.model, weights, block_size, now * 1000.0, passed.at(0))
+        ledger, books, now_ms = self._ledger, self._ledger.books, now * 1000.0
+        ends_ms, busy = float(books.prefill_end_ms[row]), books.busy_at(row, now_ms)
+        passed = ledger.rank_book.passed_by(rank, [books.workers[row]])
+        if passed is PASSES_NONE:
+            steady = ledger.steady_loads.at(row, ledger.reference_blocks)
+            return loads_of(steady, ends_ms, busy, weights, block_size, now_ms)
+        passed, entries = passed.at(0), books.at(row)
+        steady = steady_of(entries, ledger.model, ledger.reference_blocks, passed)
+        ahead = share_ahead(entries, passed)
+        return loads_of(steady, ends_ms, busy, weights, block_size, now_ms, ahead)
 
     def costs(self, work: Work, loads: Loads, weights: Weights) -> Costs:
         return cost_of(work, loads, self._ledger.model, weights)
 
     def work(self, queries: Sequence[Query], found: Sequence[Candidates], block_size: int) -> Work:
-        """A single one is priced in one dimension: equal shapes take a sixth of the time."""
-        model = self._ledger.model
-        onboard_ms = self._onboard_ms(found)
         if len(queries) == 1:
-            (query,) = queries
-            tokens, output = float(query.num_tokens), float(self.output_tokens(query))
-            lower_ms = None if onboard_ms is None else onboard_ms[0]
-            return work_of(model, block_size, tokens, output, found[0].cached_blocks, lower_ms)
+            return self.work_of_one(queries[0], found[0], block_size)
+        model, onboard_ms = self._ledger.model, self._onboard_ms(found)
         num_tokens = np.array([[query.num_tokens] for query in queries], np.float64)
         output_tokens = np.array([[self.output_tokens(query)] for query in queries], np.float64)
         cached_blocks = np.array([own.cached_blocks for own in found])
         return work_of(model, block_size, num_tokens, output_tokens, cached_blocks, onboard_ms)
+
+    def work_of_one(self, query: Query, found: Candidates, block_size: int) -> Work:
+        """In one dimension: equal shapes take a sixth of the time."""
+        cached = found.cached_blocks if found.best_blocks else 0.0
+        return self._work_of(query, block_size, cached, found.lower_blocks)
+
+    def _work_of(
+        self, query: Query, block_size: int, cached_blocks: Numbers, lower_blocks: Numbers | None
+    ) -> Work:
+        per_block_ms = self._settings.host_onboard_ms_per_block
+        return work_of(
+            self._ledger.model,
+            block_size,
+            float(query.num_tokens),
+            float(self.output_tokens(query)),
+            cached_blocks,
+            None if lower_blocks is None else lower_blocks * per_block_ms,
+        )
 
     def _onboard_ms(self, found: Sequence[Candidates]) -> Floats | None:
         if all(own.lower_blocks is None for own in found):
@@ -124,17 +154,8 @@ class Ranker:
         return self._ledger.completions.expected_tokens(query.request_type)
 
 
-class _Group(NamedTuple):
-    """Requests of one rank: what one of them passes at the gates, all of them do."""
-
-    rank: int
-    work: Work
-    costs: Costs  # of a single request one-dimensional
-    members: list[int]
-
-
 class Prices:
-    """Costs of some requests, kept right while some of them are sent."""
+    """Costs of some requests while some of them are sent: always as the books are now."""
 
     def __init__(
         self,
@@ -145,58 +166,66 @@ class Prices:
         now: float,
     ) -> None:
         self._ranker = ranker
+        self._queries = queries
         self._found = found
         self._block_size = block_size
         self._now = now
         self._weights = ranker.weights()
-        self._groups: list[_Group] = []
-        self._place: dict[int, tuple[_Group, int]] = {}
-        for rank, members in _by_rank(queries).items():
-            work = ranker.work(
-                [queries[i] for i in members], [found[i] for i in members], block_size
-            )
-            loads = ranker.loads(rank, block_size, now, self._weights)
-            costs = ranker.costs(work, loads, self._weights)
-            if len(members) > 1:
-                costs = _for_each(costs)
-            group = _Group(rank, work, costs, members)
-            self._groups.append(group)
-            self._place.update({i: (group, at) for at, i in enumerate(members)})
+        self._work = ranker.work(queries, found, block_size)
+        self._rank_to_loads: dict[int, Loads] = {}
+        self._priced: dict[int, tuple[Costs, int]] = {}  # with others, and which of them it is
+        self._promised_blocks: Floats | None = None
 
     def of(self, index: int) -> Costs:
         """Of `queries[index]`, by row of the books."""
-        group, at = self._place[index]
-        return group.costs.of(at) if len(group.members) > 1 else group.costs
+        if index in self._priced:
+            costs, at = self._priced[index]
+            return costs.of(at)
+        work = self._work if len(self._queries) == 1 else self._work.of(index)
+        loads = self._loads(self._queries[index].rank)
+        return self._ranker.costs(work, loads, self._weights)
 
     def at_best(self) -> tuple[list[float], list[float]]:
-        """Of each request, on the best of its candidates: ms to the first token, and tokens that
-        it would have computed."""
-        ttft_ms, uncached = [0.0] * len(self._found), [0.0] * len(self._found)
-        for group in self._groups:
-            costs = group.costs
-            self._put_least(group.members, costs.start_ms + costs.service_ms, ttft_ms)
-            self._put_least(group.members, costs.uncached_tokens, uncached)
+        """Of each of several requests, on the best of its candidates: ms to the first token, and
+        tokens that it would have computed."""
+        num = len(self._queries)
+        ttft_ms, uncached = [0.0] * num, [0.0] * num
+        for rank, members in _by_rank(self._queries).items():
+            work = self._work if len(members) == num else self._work.of_each(members)
+            costs = self._ranker.costs(work, self._loads(rank), self._weights)
+            for at, i in enumerate(members):
+                self._priced[i] = (costs, at)
+            self._put_least(members, costs.start_ms + costs.service_ms, ttft_ms)
+            self._put_least(members, costs.uncached_tokens, uncached)
         return ttft_ms, uncached
 
+    def books_changed(self) -> None:
+        """What was worked out is right no longer."""
+        self._rank_to_loads.clear()
+        self._priced.clear()
+
+    def promise(self, row: int, num_blocks: float) -> None:
+        """So many more blocks of a worker are spoken for."""
+        if self._promised_blocks is None:
+            self._promised_blocks = np.zeros(self._found[0].cached_blocks.shape)
+        self._promised_blocks[row] += num_blocks
+        self.books_changed()
+
+    def _loads(self, rank: int) -> Loads:
+        loads = self._rank_to_loads.get(rank)
+        if loads is None:
+            loads = self._ranker.loads(rank, self._block_size, self._now, self._weights)
+            if self._promised_blocks is not None:
+                loads = loads.promise(self._promised_blocks)
+            self._rank_to_loads[rank] = loads
+        return loads
+
     def _put_least(self, members: Sequence[int], values: Floats, least_of: list[float]) -> None:
-        by_member = np.atleast_2d(values)
-        least = by_member.min(axis=1).tolist()
+        least = values.min(axis=1).tolist()
         for at, i in enumerate(members):
             rows = self._found[i].rows
-            is_every_row = len(rows) == by_member.shape[1]
-            least_of[i] = least[at] if is_every_row else float(by_member[at, rows].min())
-
-    def refresh(self, row: int, promised_blocks: float = 0.0) -> None:
-        """The books of this worker have changed. `promised_blocks` of it are spoken for."""
-        for group in self._groups:
-            loads = self._ranker.loads_at(
-                row, group.rank, self._block_size, self._now, self._weights
-            )
-            if promised_blocks:
-                loads = loads.promise(promised_blocks)
-            column = self._ranker.costs(group.work.at(row), loads, self._weights)
-            for values, new in zip(group.costs, column, strict=True):
-                values[..., row] = new
+            is_every_row = len(rows) == values.shape[1]
+            least_of[i] = least[at] if is_every_row else float(values[at, rows].min())
 
 
 def _by_rank(queries: Sequence[Query]) -> dict[int, list[int]]:
@@ -205,9 +234,3 @@ def _by_rank(queries: Sequence[Query]) -> dict[int, list[int]]:
     for i, query in enumerate(queries):
         members.setdefault(query.rank, []).append(i)
     return members
-
-
-def _for_each(costs: Costs) -> Costs:
-    """With all values by request and worker, to be written to."""
-    shape = costs.service_ms.shape
-    return Costs(*[v if v.shape == shape else np.broadcast_to(v, shape).copy() for v in costs])

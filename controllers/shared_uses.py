@@ -17,10 +17,13 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from msgspec import structs
+
 from controllers.errors import EventError
 from controllers.events import SCHEMA, PrefixUse
 from controllers.learned_retention import LearnedRetention, Use
 from controllers.prompt_use import PromptUse
+from controllers.retention_plans import Plan
 
 SENT, DONE = "sent", "done"
 MAX_RUNNING_S = 120.0  # what runs for longer has only its durations begin too early
@@ -122,15 +125,15 @@ class UseRecords:
         self._router = router
         self._seq = -1
 
+    def planned(self, request_id: str, plan: Plan, ts_ms: int) -> PrefixUse:
+        """It was sent to the plan's worker."""
+        if plan.is_first:
+            return self.sent(request_id, plan.worker, plan.use.prompt, ts_ms)
+        return self.sent_again(request_id, plan.worker, ts_ms)
+
     def sent(self, request_id: str, worker: str, prompt: PromptUse, ts_ms: int) -> PrefixUse:
-        return PrefixUse(
-            schema=SCHEMA,
-            ts_ms=ts_ms,
-            router=self._router,
-            seq=self._next(),
-            request_id=request_id,
-            state=SENT,
-            worker=worker,
+        return structs.replace(
+            self.sent_again(request_id, worker, ts_ms),
             request_type=prompt.request_type,
             tenant=prompt.tenant,
             num_tokens=prompt.num_tokens,

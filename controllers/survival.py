@@ -53,6 +53,7 @@ class Survival:
     def __init__(self, shrinkage: float = SHRINKAGE, half_life_s: float = HALF_LIFE_S) -> None:
         self.index: list[list[float]] = []  # class -> bin -> hits per block-second
         self.reach: list[list[float]] = []  # class -> for `last_age_s`
+        self._later: list[list[float]] = []  # class -> bin -> P(used again, but not before it)
         self._shrinkage = shrinkage
         self._half_life_s = half_life_s
         self._id_of: dict[Hashable, int] = {}
@@ -113,13 +114,20 @@ class Survival:
         self._fitted_at = now
         self._count_reuses()
         self._count_at_risk(now)
-        index = _index_of(self._hazards())
+        hazards = self._hazards()
+        index = _index_of(hazards)
+        self._later = _later_of(hazards).tolist()
         self.index = index.tolist()
         self.reach = (-np.maximum.accumulate(index[:, ::-1], axis=1)[:, ::-1]).tolist()
 
     def worth(self, class_id: int, idle_s: float) -> float:
         """The index after so long."""
         return self.index[class_id][min(bin_of(idle_s), NUM_BINS - 1)]
+
+    def chance_after(self, class_id: int, idle_s: float) -> float:
+        """P(used again, but not within so long) of what was just used."""
+        at = bin_of(idle_s)
+        return self._later[class_id][at] if at < NUM_BINS else 0.0
 
     def _add(self, key: Hashable, parent: int) -> int:
         class_id = len(self._parents)
@@ -131,6 +139,7 @@ class Survival:
         if parent >= 0:
             self.index.append(self.index[parent])
             self.reach.append(self.reach[parent])
+            self._later.append(self._later[parent])
         return class_id
 
     def _count_reuses(self) -> None:
@@ -179,6 +188,14 @@ def last_age_s(reach: list[float], least: float) -> float:
     `reach`: by bin, minus the most that a block will be worth in it or later.
     """
     return EDGES_S[bisect_right(reach, -least)]
+
+
+def _later_of(hazards: Counts) -> Counts:
+    """P(idle until the start of each bin, and used again from then on)."""
+    left = np.cumprod(1.0 - hazards, axis=1)
+    idle = np.concatenate([np.ones((len(hazards), 1)), left[:, :-1]], axis=1)
+    later: Counts = idle - left[:, -1:]
+    return later
 
 
 def _index_of(hazards: Counts) -> Counts:

@@ -95,6 +95,19 @@ class TouchTree:
             recent.move_to_end(run)
         return path
 
+    def known(self, hashes: Sequence[int]) -> list[tuple[TouchedRun, int]]:
+        """The runs that the prompt begins with and how many blocks of each; a use of none."""
+        found: list[tuple[TouchedRun, int]] = []
+        at = 0
+        while at < len(hashes):
+            run = self.run_of.get(hashes[at])
+            if run is None:
+                break
+            num = _num_common(run.hashes, hashes, at)
+            found.append((run, num))
+            at += num
+        return found
+
     def forget(self, before_s: float) -> None:
         """Drop what was not used since, and what exceeds the bound."""
         recent = self._recent

@@ -50,7 +50,8 @@ class Proposal(NamedTuple):
     """`best`: the best on the second half of those that hold; else the present one.
 
     `unknown_types`: request types that the present policy does not know; it is replayed as if it
-    treated them as its default type.
+    treated them as its default type. `is_full`: some worker's half has more blocks than its cache
+    holds; else nothing is ever evicted, whatever the policy.
     """
 
     judged: list[Judged]
@@ -58,6 +59,13 @@ class Proposal(NamedTuple):
     num_fitted: int
     num_judged: int
     unknown_types: list[str]
+    is_full: bool
+
+    @property
+    def is_tie(self) -> bool:
+        """Whether every policy, LRU too, has the same hits of every type on both halves."""
+        lru, *others = self.judged
+        return all((j.first, j.hits) == (lru.first, lru.hits) for j in others)
 
 
 def propose(
@@ -95,7 +103,8 @@ def propose(
         for name, policy in policies.items()
     ]
     num_judged = sum(map(len, second.values()))
-    return Proposal(judged, _best(judged), len(past), num_judged, sorted(unknown))
+    is_full = any(_overflows(half, num_blocks_of) for half in (first, second))
+    return Proposal(judged, _best(judged), len(past), num_judged, sorted(unknown), is_full)
 
 
 class _Judge:
@@ -146,6 +155,13 @@ def _halves(prompts: Asked) -> tuple[Asked, Asked]:
         half = halves[number >= len(in_time) // 2]
         half.setdefault(worker, []).append(prompt)
     return halves
+
+
+def _overflows(asked: Asked, num_blocks_of: Mapping[str, int]) -> bool:
+    return any(
+        len({block for prompt in prompts for block in prompt.hashes}) > num_blocks_of[worker]
+        for worker, prompts in asked.items()
+    )
 
 
 def _tiers(

@@ -24,6 +24,7 @@ class Record:
     num_blocks_of: dict[str, int] = field(default_factory=dict)  # worker -> blocks on the gpu
     num_decisions: int = 0
     num_unknown: int = 0
+    num_unserved: int = 0  # refused, cancelled or failed before a first token: says nothing of hits
     num_asked_blocks: int = 0  # of the decisions that are known
     num_cached_blocks: int = 0  # of those, what their workers found
     _before: dict[int, int | None] = field(default_factory=dict)
@@ -45,6 +46,11 @@ class Record:
                 self.num_blocks_of[batch.worker] = event.num_blocks.get("gpu", 0)
 
     @property
+    def num_known(self) -> int:
+        """Of the decisions, those whose prompts `prompts` found last."""
+        return self.num_decisions - self.num_unknown - self.num_unserved
+
+    @property
     def measured_hit_rate(self) -> float:
         """Of the prompts that `prompts` found last, 0-1."""
         return self.num_cached_blocks / max(1, self.num_asked_blocks)
@@ -56,8 +62,11 @@ class Record:
     def prompts(self) -> dict[str, list[Prompt]]:
         """By worker, in the order of their arrival."""
         found: dict[str, list[Prompt]] = {}
-        self.num_unknown = self.num_asked_blocks = self.num_cached_blocks = 0
+        self.num_unknown = self.num_unserved = self.num_asked_blocks = self.num_cached_blocks = 0
         for decision in sorted(self._decisions, key=_came_ms):
+            if decision.ttft_ms is None:
+                self.num_unserved += 1
+                continue
             hashes = self._path(decision)
             if hashes is None or decision.worker not in self.num_blocks_of:
                 self.num_unknown += 1

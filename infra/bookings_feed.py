@@ -42,8 +42,8 @@ class BookingsCounters:
 class BookingsFeed:
     """Calls `on_batch` for every record of others, and `on_turn` several times a second.
 
-    `pause_s` lies between two polls that brought something: the client takes as much CPU time for
-    one record as for many.
+    `pause_s`, a few ms, lies between two polls that brought something: a poll takes as much CPU
+    time for one record as for many.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class BookingsFeed:
                 self._is_closing.wait(RETRY_S)
             else:
                 if has_read:
-                    self._is_closing.wait(self._pause_s)
+                    time.sleep(self._pause_s)  # too short for a wait that can be ended
         self._reader.close()
 
     def turn(self) -> bool:

@@ -1,7 +1,7 @@
 """A producer that never makes its caller wait: a bounded queue and a thread that sends from it.
 
 Owns the bounds, the order, the accounting of every accepted record, and when to connect anew.
-Knows no client library: it talks to a `Sender`, which `infra.event_bus` supplies.
+Knows no client library: it talks to a `Sender`, which `infra.kafka_sender` supplies.
 
 Laws
 1. Every accepted record ends in exactly one of: delivered, lost.

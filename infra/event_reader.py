@@ -1,7 +1,7 @@
 """Reads one topic across broken connections, and notices when it has become another topic.
 
 Owns positions, the start position and the detection of a reset. Knows no client library: it talks
-to a `Fetcher`, which `infra.event_bus` supplies. One thread owns a reader.
+to a `Fetcher`, which `infra.kafka_fetcher` supplies. One thread owns a reader.
 
 A topic counts as another one when
 1. its id or its number of partitions changed, or
@@ -82,6 +82,8 @@ class EventReader:
             time.sleep(min(timeout_s, RETRY_S))
             return []
         self._check_identity(fetcher)
+        if self._fetcher is None:
+            return []  # the topic is missing; what came is read again
         if self._is_seeking:
             self._seek_backlog(fetcher)
             return []

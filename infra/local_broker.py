@@ -20,7 +20,7 @@ from pathlib import Path
 from controllers.errors import BrokerError
 from infra.broker_ports import BrokerPorts, choose_ports, load_ports
 from infra.daemon import Daemon
-from infra.event_bus import is_answering
+from infra.kafka_admin import is_answering
 from infra.kafka_jars import KAFKA_DIR, Lock, ensure_jars, make_lock
 from infra.ports import LOOPBACK
 

@@ -15,7 +15,7 @@ from typing import Protocol
 from controllers.errors import BrokerError
 from infra.broker_ports import choose_ports, load_ports
 from infra.daemon import Daemon
-from infra.event_bus import is_answering
+from infra.kafka_admin import is_answering
 from infra.kafka_jars import Fetch, Lock, fetch_jars
 from infra.local_broker import BrokerPaths, LocalBroker, describe_death
 from infra.ports import LOOPBACK

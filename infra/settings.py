@@ -205,6 +205,9 @@ def _check(settings: Settings) -> None:
     keys = [key for tenant in settings.tenants.values() for key in tenant.api_keys]
     if len(keys) != len(set(keys)):
         raise SettingsError("tenants: an API key is given twice")
+    for section, names in (("retention", {*types}), ("tiers", {*settings.tiers.request_types})):
+        if "" in names:
+            raise SettingsError(f"{section}.request_types: '' is no name of a request type")
     _check_grpc(settings)
     settings.retention.check()
     settings.tiers.check()

@@ -6,6 +6,7 @@ Knows msgspec's messages and the types of the settings, no setting in particular
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Iterator, Mapping
 from types import NoneType
@@ -29,7 +30,7 @@ def explain(error: msgspec.ValidationError, root: type, values: Mapping[str, Any
         return _unknown_key(path, unknown["key"], sorted(_fields(hint)))
     where = f"a key of {path or 'the file'}" if found["is_key"] else path or "settings"
     got = f", got {value!r}" if _OUT_OF_RANGE.match(what) and not found["is_key"] else ""
-    return f"{where}: {what}{got}{_advice(what, hint)}"
+    return f"{where}: {what}{got}{_advice(what, hint, value)}"
 
 
 def _unknown_key(path: str, key: str, valid: list[str]) -> str:
@@ -39,13 +40,33 @@ def _unknown_key(path: str, key: str, valid: list[str]) -> str:
     return f"{full}: unknown key; {guess}valid keys: {', '.join(valid)}"
 
 
-def _advice(what: str, hint: Any) -> str:
+def _advice(what: str, hint: Any, value: Any) -> str:
     choices = [repr(choice) for choice in _choices(hint)]
     if choices:
         return f"; valid values: {', '.join(choices)}"
     if "`str" in what and what.endswith("got `bool`"):
         return "; YAML reads yes, no, on, off, true and false as booleans: quote it"
+    if isinstance(value, str) and what.endswith("got `str`"):
+        return _number_advice(what, value)
     return ""
+
+
+def _number_advice(what: str, text: str) -> str:
+    """YAML wants a point and a signed exponent: 1e-300 is text to it, as is what is quoted."""
+    try:
+        number = float(text)
+    except ValueError:
+        return ""
+    if not math.isfinite(number):
+        return ""
+    if "`float" not in what and number.is_integer() and abs(number) < 2**53:
+        number = int(number)
+    mantissa, _, exponent = repr(number).partition("e")
+    if exponent:
+        mantissa += "" if "." in mantissa else ".0"
+        exponent = exponent if exponent[0] in "+-" else f"+{exponent}"
+        return f"; {text!r} is text to YAML, the number is written {mantissa}e{exponent}"
+    return f"; {text!r} is text to YAML, the number is written {mantissa}, without quotes"
 
 
 def _resolve(path: str, root: type, values: Any) -> tuple[str, Any, Any]:

@@ -1,4 +1,4 @@
-"""What the topics are created with. Knows no client library; `infra.event_bus` creates them."""
+"""What the topics are created with. Knows no client library; `infra.kafka_admin` creates them."""
 
 from __future__ import annotations
 

@@ -138,4 +138,5 @@ def query_of(ask: Ask) -> Query:
         request_type=ask.request_type,
         expected_output_tokens=None,
         pinned=ask.pinned_worker,
+        prompt_use=ask.prompt_use,
     )

@@ -84,30 +84,12 @@ class BookingLog:
             self._publish_listing()
         self._producer.close(timeout_s)
 
-    def sent(
-        self,
-        request_id: str,
-        worker: str,
-        *,
-        prefill_tokens: float,
-        num_blocks: int,
-        rank: int,
-        service_ms: float,
-    ) -> None:
-        """A request that is sent again is another booking of the same id."""
-        booking = Booking(
-            request_id=request_id,
-            worker=worker,
-            state=SENT,
-            prefill_tokens=round(float(prefill_tokens)),
-            num_blocks=int(num_blocks),
-            rank=int(rank),
-            service_ms=round(float(service_ms), 1),
-        )
+    def sent(self, booking: Booking) -> None:
+        """In its state `sent`. A request that is sent again is another booking of the same id."""
         now = self._clock()
         with self._lock:
-            self._open.pop(request_id, None)
-            self._open[request_id] = (booking, now)
+            self._open.pop(booking.request_id, None)
+            self._open[booking.request_id] = (booking, now)
             self._tell(booking)
 
     def first_token(self, request_id: str) -> None:

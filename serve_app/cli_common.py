@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import zlib
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from controllers.errors import SetupError
+from controllers.errors import SettingsError, SetupError
 from infra.run_state import RunState, StateDir
 
 StateDirOption = Annotated[
@@ -20,6 +22,7 @@ UrlOption = Annotated[
     str | None, typer.Option("--url", help="Service to ask; default: the one of --state-dir.")
 ]
 DEFAULT_STATE_DIR = Path(".cachelane")
+_GZIP_MAGIC = b"\x1f\x8b"
 
 
 def console() -> Console:
@@ -29,6 +32,16 @@ def console() -> Console:
 
 def print_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=2))
+
+
+def read_bytes(path: Path) -> bytes:
+    """A file, plain or gzip. Raises SettingsError."""
+    try:
+        data = path.read_bytes()
+        return gzip.decompress(data) if data.startswith(_GZIP_MAGIC) else data
+    except (OSError, EOFError, zlib.error) as error:
+        reason = isinstance(error, OSError) and error.strerror
+        raise SettingsError(f"cannot read {path}: {reason or error}") from error
 
 
 def running(state_dir: Path) -> RunState:

@@ -11,10 +11,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 from rich.table import Table
+from rich.text import Text
 
-from controllers.errors import SetupError
+from controllers.errors import SettingsError, SetupError
+from infra.kafka_answers import kafka_problem
 from infra.process_session import ProcessId
 from infra.revive import revive_broker
 from infra.run_state import RunState, StateDir
@@ -159,24 +162,27 @@ def down(state_dir: StateDirOption = DEFAULT_STATE_DIR) -> None:
 def status(state_dir: StateDirOption = DEFAULT_STATE_DIR, as_json: JsonOption = False) -> None:
     """Say what runs; exit code 1 if requests cannot be served."""
     state = StateDir.at(state_dir)
-    found = describe(state.load())
+    found = describe(state)
     if as_json:
         print_json(found)
     else:
         table = Table.grid(padding=(0, 2))
         for name, value in found.items():
-            table.add_row(name, str(value))
+            table.add_row(name, Text(str(value), overflow="fold"))
         console().print(table)
     raise typer.Exit(0 if found["status"] == "ready" else 1)
 
 
-def describe(run: RunState | None) -> dict[str, Any]:
+def describe(state: StateDir) -> dict[str, Any]:
+    """`warning`: requests can be served, but something is broken."""
+    run = state.load()
     if run is None or not run.is_running():
         return {"status": "not running"}
-    reason = not_ready_reason(run.url)
+    reason, warning = not_ready_reason(run.url), _warning(state, run)
     return {
         "status": "ready" if reason is None else ("not ready" if run.is_ready else "starting"),
         **({} if reason is None else {"reason": reason}),
+        **({"warning": warning} if warning else {}),
         "url": run.url,
         **({"grpc": run.grpc} if run.grpc else {}),
         "kafka": run.bootstrap_servers,
@@ -184,6 +190,24 @@ def describe(run: RunState | None) -> dict[str, Any]:
         "up": _pid(run.starter),
         **{name: _pid(leader) for name, leader in run.sessions.items() if leader.is_alive()},
     }
+
+
+def _warning(state: StateDir, run: RunState) -> str:
+    """While it starts there may be no Kafka yet."""
+    if not run.bootstrap_servers or not run.is_ready:
+        return ""
+    try:
+        configured = load_settings(state.settings_file, env={}).kafka
+    except SettingsError as error:
+        return str(error)
+    settings = msgspec.structs.replace(configured, bootstrap_servers=run.bootstrap_servers)
+    problem = kafka_problem(settings)
+    if not problem:
+        return ""
+    return (
+        f"Kafka does not answer ({problem}): requests are placed without knowing what caches hold; "
+        "`cachelane up` starts an embedded Kafka again"
+    )
 
 
 def _pid(process: ProcessId) -> str:

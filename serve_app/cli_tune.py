@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,11 +11,9 @@ import typer
 import yaml
 from rich.table import Table
 
-from controllers.errors import EventError, SettingsError, SetupError
-from controllers.events import Decision, decode_batch
+from controllers.errors import SetupError
 from controllers.retention_policy import BUILT_IN_TYPES, RetentionPolicy
 from controllers.tuning import FLOOR, LEARNED, PRESENT, TIERS, Judged, Proposal, propose
-from controllers.tuning_record import Record
 from infra.event_bus import KafkaBus
 from infra.run_state import StateDir
 from infra.settings import load_settings
@@ -25,16 +23,19 @@ from serve_app.cli_common import (
     StateDirOption,
     console,
     print_json,
+    read_bytes,
     running,
 )
 from serve_app.cli_events import bus_settings, read
+from serve_app.tune_log import Log, Source, read_log
 
 MIN_PROMPTS = 100  # fewer say nothing
 
 
 def tune(
     events_file: Annotated[
-        Path | None, typer.Option("--events", help="Output of `cachelane events --json`.")
+        Path | None,
+        typer.Option("--events", help="Output of `cachelane events --json`, plain or gzip."),
     ] = None,
     decisions_file: Annotated[
         Path | None, typer.Option("--decisions", help="The same with --topic decisions.")
@@ -52,21 +53,28 @@ def tune(
     is_of_fleet = events_file is None and kafka is None and config is None
     present = _present(config, state_dir if is_of_fleet else None)
     if events_file is not None and decisions_file is not None:
-        record = record_of(_lines(events_file), _lines(decisions_file))
+        log = _log_of_files(events_file, decisions_file)
     else:
-        record = _record_of_bus(kafka, config, state_dir)
-    prompts = record.prompts()
-    num_known = record.num_decisions - record.num_unknown
-    if num_known < MIN_PROMPTS:
-        raise SetupError(
-            f"{num_known} of {record.num_decisions} decisions have a prompt that the events "
-            f"name; at least {MIN_PROMPTS} are needed. Both must reach back equally far"
-        )
+        log = _log_of_bus(kafka, config, state_dir)
+    record, prompts = log.record, log.record.prompts()
+    if record.num_known < MIN_PROMPTS:
+        raise SetupError(_too_little(log))
     proposal = propose(prompts, record.num_blocks_of, record.block_size, present)
     if as_json:
-        print_json(_plain(proposal, record))
+        print_json(_plain(proposal, log))
     else:
-        _print(proposal, record)
+        _print(proposal, log)
+
+
+def _too_little(log: Log) -> str:
+    record = log.record
+    skipped = f". Unreadable: {'; '.join(log.skipped)}" if log.skipped else ""
+    unserved = f" ({record.num_unserved} had no first token)" if record.num_unserved else ""
+    return (
+        f"{record.num_known} of {record.num_decisions} decisions have a prompt that the events "
+        f"name{unserved}; at least {MIN_PROMPTS} are needed. Both must reach back equally far"
+        f"{skipped}"
+    )
 
 
 def _present(config: Path | None, state_dir: Path | None) -> RetentionPolicy:
@@ -77,22 +85,6 @@ def _present(config: Path | None, state_dir: Path | None) -> RetentionPolicy:
         return RetentionPolicy()
     running(state_dir)
     return load_settings(StateDir.at(state_dir).settings_file, env={}).retention
-
-
-def record_of(events: Iterable[bytes], decisions: Iterable[bytes]) -> Record:
-    """Damaged records are left out, as by every reader of the log."""
-    record = Record()
-    for value in events:
-        try:
-            record.add_batch(decode_batch(value).batch)
-        except EventError:
-            continue
-    for value in decisions:
-        try:
-            record.add_decision(msgspec.json.decode(value, type=Decision))
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            continue
-    return record
 
 
 def settings_yaml(policy: RetentionPolicy) -> str:
@@ -110,30 +102,58 @@ def settings_yaml(policy: RetentionPolicy) -> str:
     return yaml.safe_dump({"retention": values}, sort_keys=False)
 
 
-def _record_of_bus(kafka: str | None, config: Path | None, state_dir: Path) -> Record:
+def _log_of_bus(kafka: str | None, config: Path | None, state_dir: Path) -> Log:
     settings = bus_settings(kafka, config, state_dir)
     bus = KafkaBus(settings)
 
+    def source(topic: str) -> Source:
+        name = f"{settings.topic_prefix}.{topic}"
+        return Source(f"topic {name}", values(name))
+
     def values(topic: str) -> Iterator[bytes]:
-        reader = bus.reader(f"{settings.topic_prefix}.{topic}")
+        reader = bus.reader(topic)
         try:
             yield from (record.value for record in read(reader, follow=False))
         finally:
             reader.close()
 
-    return record_of(values("kv-events"), values("decisions"))
+    return read_log(source("kv-events"), source("decisions"))
 
 
-def _lines(path: Path) -> list[bytes]:
-    try:
-        return path.read_bytes().splitlines()
-    except OSError as error:
-        raise SettingsError(f"cannot read {path}: {error.strerror}") from error
+def _log_of_files(events: Path, decisions: Path) -> Log:
+    """Dumps, plain or gzip. Raises SettingsError."""
+    sources = [Source(str(path), read_bytes(path).splitlines()) for path in (events, decisions)]
+    return read_log(*sources)
 
 
-def _print(proposal: Proposal, record: Record) -> None:
+def _print(proposal: Proposal, log: Log) -> None:
     console().print(_table(proposal))
-    typer.echo(
+    typer.echo(_about(proposal, log))
+    if proposal.unknown_types:
+        types = ", ".join(proposal.unknown_types)
+        typer.echo(
+            f"The present policy does not know these types, which are its default: {types}\n"
+        )
+    why_none = _why_none(proposal)
+    if why_none:
+        typer.echo(f"No proposal: {why_none}")
+        return
+    typer.echo(f"Best that holds: {proposal.best.name}\n")
+    for judged in proposal.judged:
+        if judged.policy is not None and judged.name != PRESENT:
+            typer.echo(f"# {judged.name}\n{settings_yaml(judged.policy)}")
+
+
+def _about(proposal: Proposal, log: Log) -> str:
+    record = log.record
+    skipped = "".join(f"Unreadable and skipped: {each}.\n" for each in log.skipped)
+    unserved = (
+        f"{record.num_unserved} decisions without a first token are left out.\n"
+        if record.num_unserved
+        else ""
+    )
+    return (
+        f"{skipped}{unserved}"
         f"Of the recorded prompts' blocks {record.measured_hit_rate:.1%} were found cached.\n"
         f"Fitted to {proposal.num_fitted} prompts, judged by the {proposal.num_judged} after them; "
         f"{record.num_unknown} of {record.num_decisions} decisions name prompts that the events "
@@ -141,51 +161,65 @@ def _print(proposal: Proposal, record: Record) -> None:
         "Gain over the present policy and types: of the second half. A proposal holds if it is "
         f"better on both halves and leaves every type {FLOOR:.0%} of its LRU hits.\n"
     )
-    if proposal.unknown_types:
-        types = ", ".join(proposal.unknown_types)
-        typer.echo(
-            f"The present policy does not know these types, which are its default: {types}\n"
+
+
+def _why_none(proposal: Proposal) -> str:
+    """Why the record cannot tell one policy from another; "" if it can."""
+    if not proposal.is_full:
+        return (
+            "there was no cache pressure. The prompts of each half fit into the caches, so nothing "
+            "is ever evicted and every policy has the same hits. Record a busier or longer time."
         )
-    typer.echo(f"Best that holds: {proposal.best.name}\n")
-    for judged in proposal.judged:
-        if judged.policy is not None and judged.name != PRESENT:
-            typer.echo(f"# {judged.name}\n{settings_yaml(judged.policy)}")
+    if proposal.is_tie:
+        return "every policy, LRU too, has the same hits on both halves."
+    return ""
 
 
 def _table(proposal: Proposal) -> Table:
-    kinds = sorted(proposal.judged[0].hits.asked)
+    """A column for each policy: there are four of them, and any number of request types."""
     table = Table(title="Predicted hit rates of both halves (%)", title_justify="left")
-    columns = ("policy", "1st", "2nd", "gain", *kinds, "least of LRU", "holds")
-    for column in columns:
-        table.add_column(column, justify="left" if column == "policy" else "right")
+    table.add_column("", overflow="fold")
     for judged in proposal.judged:
-        is_proposal = judged.name in (TIERS, LEARNED)
-        table.add_row(
-            judged.name,
-            f"{100 * judged.first.rate:.1f}",
-            f"{100 * judged.hits.rate:.1f}",
-            f"{100 * judged.gains[1]:+.1f}",
-            *(f"{100 * judged.hits.rate_of(kind):.1f}" for kind in kinds),
-            f"{judged.least_of_lru:.0%}",
-            ("yes" if judged.holds else "no") if is_proposal else "",
-        )
+        table.add_column(judged.name, justify="right", no_wrap=True)
+    columns = [_figures(judged) for judged in proposal.judged]
+    for row in columns[0]:
+        table.add_row(row, *(column[row] for column in columns))
     return table
 
 
-def _plain(proposal: Proposal, record: Record) -> dict[str, Any]:
+def _figures(judged: Judged) -> dict[str, str]:
+    types = sorted(judged.hits.asked)
+    is_proposal = judged.name in (TIERS, LEARNED)
+    return {
+        "1st half": f"{100 * judged.first.rate:.1f}",
+        "2nd half": f"{100 * judged.hits.rate:.1f}",
+        "gain": f"{100 * judged.gains[1]:+.1f}",
+        **{f"2nd, {each}": f"{100 * judged.hits.rate_of(each):.1f}" for each in types},
+        "least of LRU": f"{judged.least_of_lru:.0%}",
+        "holds": ("yes" if judged.holds else "no") if is_proposal else "",
+    }
+
+
+def _plain(proposal: Proposal, log: Log) -> dict[str, Any]:
+    record, why_none = log.record, _why_none(proposal)
     return {
         "num_decisions": record.num_decisions,
         "num_unknown": record.num_unknown,
+        "num_unserved": record.num_unserved,
+        "num_skipped_events": log.events.num_skipped,
+        "num_skipped_decisions": log.decisions.num_skipped,
         "measured_hit_rate": record.measured_hit_rate,
         "num_fitted": proposal.num_fitted,
         "num_judged": proposal.num_judged,
         "unknown_types": proposal.unknown_types,
+        "why_no_proposal": why_none or None,
         "best": proposal.best.name,
-        "policies": [_plain_judged(judged) for judged in proposal.judged],
+        "policies": [_plain_judged(judged, proposes=not why_none) for judged in proposal.judged],
     }
 
 
-def _plain_judged(judged: Judged) -> dict[str, Any]:
+def _plain_judged(judged: Judged, proposes: bool) -> dict[str, Any]:
+    settings = settings_yaml(judged.policy) if judged.policy is not None and proposes else "null"
     return {
         "name": judged.name,
         "hit_rate": judged.hits.rate,
@@ -194,5 +228,5 @@ def _plain_judged(judged: Judged) -> dict[str, Any]:
         "holds": judged.holds,
         "by_type": {kind: judged.hits.rate_of(kind) for kind in sorted(judged.hits.asked)},
         "least_of_lru": judged.least_of_lru,
-        "settings": None if judged.policy is None else yaml.safe_load(settings_yaml(judged.policy)),
+        "settings": yaml.safe_load(settings),
     }

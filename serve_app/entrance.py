@@ -6,13 +6,11 @@ neither workers' caches nor what a request costs.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
-import msgspec
-
-from controllers.admission import Admission, AdmissionSettings
+from controllers.admission import Admission, AdmissionSettings, bounds_of
 from controllers.errors import Overloaded
+from controllers.fair_queue import Bounds
 from controllers.full_gates import FullGates
 from controllers.placement import TableView
 from controllers.rate_limits import TenantLimits
@@ -50,20 +48,10 @@ class Entrance:
         )
 
     def _bounds(self) -> AdmissionSettings:
-        """Requests wait here instead of at the gates: no more of them than the gates would take,
-        each with one more that is being started, as far as they are this ingress's."""
-        admission, executor = self._settings.admission, self._settings.executor
+        executor = self._settings.executor
+        gates = Bounds(executor.max_waiting_requests, executor.max_waiting_tokens)
         share = self._num_gates / self._settings.http.num_ingress
-        max_requests = math.ceil(share * (executor.max_waiting_requests + 1))
-        max_tokens = admission.max_waiting_tokens
-        if executor.max_waiting_tokens is not None:
-            at_gates = math.ceil(share * executor.max_waiting_tokens)
-            max_tokens = at_gates if max_tokens is None else min(max_tokens, at_gates)
-        return msgspec.structs.replace(
-            admission,
-            max_waiting_requests=min(admission.max_waiting_requests, max_requests),
-            max_waiting_tokens=max_tokens,
-        )
+        return bounds_of(self._settings.admission, gates, share)
 
     @property
     def num_waiting(self) -> int:

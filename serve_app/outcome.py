@@ -12,13 +12,11 @@ from collections.abc import Callable
 
 from controllers.errors import Overloaded
 from controllers.events import SCHEMA, Decision, hex_of
+from controllers.pieces import Pieces
 from controllers.placement import Sent
 from controllers.retention import Retention
 from serve_app.executors.base import TokenChunk
 from serve_app.fleet import Ask, Route
-
-# So many pieces of an attempt may leave nothing behind; then the rest of the prompt goes out whole.
-MAX_VAIN_PIECES = 2
 
 
 class Outcome:
@@ -39,7 +37,7 @@ class Outcome:
         # What is under way now: so many leading tokens of the prompt; None: all of it.
         self.piece_tokens: int | None = None
         self.uncached_tokens = 0  # of that, as predicted
-        self.num_pieces = 0  # that have ended
+        self._pieces = Pieces()
         self._num_left = ask.request.sampling.n
         self._clock = clock
         self.started_at = clock()
@@ -48,8 +46,6 @@ class Outcome:
         self._waited_ms = 0.0  # in the router
         self._queue_ms: float | None = None
         self._is_going_on = False  # a piece has ended, and nothing has been sent since
-        self._computed_tokens = 0  # leading tokens, by pieces of this attempt
-        self._num_vain = 0
 
     def on_sent(self, sent: Sent, waited_ms: float) -> None:
         """It, or a piece of it, goes to a worker, after waiting for that in the router."""
@@ -72,9 +68,7 @@ class Outcome:
     def on_piece_end(self) -> None:
         """The piece under way is computed; the request waits again."""
         assert self.piece_tokens is not None, "a piece is under way"
-        self.num_pieces += 1
-        self._num_vain += self.piece_tokens <= self._computed_tokens
-        self._computed_tokens = max(self._computed_tokens, self.piece_tokens)
+        self._pieces.ended(self.piece_tokens)
         self._is_going_on = True
 
     def on_failed(self, is_refusal: bool) -> None:
@@ -82,14 +76,19 @@ class Outcome:
         elsewhere, and how long a failure took is not its fault."""
         self.failed_workers.add(self.route.worker)
         self._is_going_on = False
-        self._computed_tokens = self._num_vain = 0
+        self._pieces.begin_again()
         if not is_refusal:
             self._attempt_at = self._clock()
 
     @property
+    def num_pieces(self) -> int:
+        """That have ended."""
+        return self._pieces.num_ended
+
+    @property
     def is_whole(self) -> bool:
         """Pieces of it leave nothing behind: it must go out whole."""
-        return self._num_vain >= MAX_VAIN_PIECES
+        return self._pieces.is_whole
 
     def on_chunk(self, chunk: TokenChunk) -> bool:
         """Book a chunk; True for the first one with a token (or an end)."""

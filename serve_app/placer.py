@@ -13,9 +13,11 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from controllers.booking_sums import SENT
 from controllers.cost_model import CostModel
-from controllers.events import BookingBatch, Load
+from controllers.events import Booking, BookingBatch, Load
 from controllers.placement import (
+    Losses,
     Placement,
     Query,
     Refused,
@@ -35,7 +37,8 @@ SUSPECTED_S = 5.0
 
 class Placer:
     """`clock` in seconds. `exclude_of`: workers that may not take a request, asked at every pass;
-    what it raises is what the request hears. `router`: under which the others know this one."""
+    what it raises is what the request hears. `router`: under which the others know this one.
+    `losses`: see `Placement`; asked under the placer's lock."""
 
     def __init__(
         self,
@@ -47,6 +50,7 @@ class Placer:
         seed: int | None,
         clock: Callable[[], float],
         exclude_of: Callable[[Query], set[str]],
+        losses: Losses | None = None,
     ) -> None:
         self.suspects = Suspects(SUSPECTED_S)
         self._table = table
@@ -60,6 +64,7 @@ class Placer:
             random.Random(seed),
             max_running=settings.executor.max_batch_size,
             router_id=router,
+            losses=losses,
         )
         self._sharing = Sharing(
             bus=bus,
@@ -168,12 +173,15 @@ class Placer:
         placed = sent.placed
         num_tokens = query.num_tokens if sent.num_tokens is None else sent.num_tokens
         self._sharing.sent(
-            query.request_id,
-            placed.worker,
-            prefill_tokens=max(0, num_tokens - placed.predicted_cached_tokens),
-            num_blocks=-(-num_tokens // self._table.block_size),
-            rank=query.rank,
-            service_ms=placed.predicted_service_ms,
+            Booking(
+                request_id=query.request_id,
+                worker=placed.worker,
+                state=SENT,
+                prefill_tokens=max(0, num_tokens - placed.predicted_cached_tokens),
+                num_blocks=-(-num_tokens // self._table.block_size),
+                rank=query.rank,
+                service_ms=round(placed.predicted_service_ms, 1),
+            )
         )
 
     def _on_bookings(self, batch: BookingBatch, now: float) -> None:

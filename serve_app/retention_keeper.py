@@ -13,24 +13,19 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Any, NamedTuple
+from typing import Any
 
 from controllers.events import PrefixUse, ints_of
-from controllers.learned_retention import LearnedRetention, Use
+from controllers.learned_retention import LearnedRetention
+from controllers.prompt_use import PromptUse
+from controllers.refusals import Refusals
 from controllers.retention import Retention
+from controllers.retention_plans import RetentionPlans
 from controllers.shared_uses import SharedUses, UseRecords
 from infra.event_bus_base import Bus, Topics
 from infra.settings import Settings
 from serve_app.outcome import Outcome
 from serve_app.use_exchange import UseExchange
-
-
-class Plan(NamedTuple):
-    """Of a request under way, for the worker that it was sent to last."""
-
-    use: Use
-    worker: str
-    retention: Retention
 
 
 class RetentionKeeper:
@@ -44,10 +39,11 @@ class RetentionKeeper:
         self._topic = Topics(settings.kafka.topic_prefix).uses
         self._lock = threading.Lock()
         self._learned = LearnedRetention()
+        self._refusals = Refusals(self._learned)
         self._shared = SharedUses(self._learned, router, settings.executor.block_size)
         self._records = UseRecords(router)
         self._exchange: UseExchange | None = None
-        self._plans: dict[str, Plan] = {}  # the event loop's
+        self._plans = RetentionPlans(self._learned)  # the event loop's
 
     def configure(self, settings: Settings) -> None:
         """Ingresses tell each other only if several of them learn."""
@@ -78,39 +74,28 @@ class RetentionKeeper:
         if ask.prompt_use is None:
             return ask.request.retention
         request_id = ask.request.request_id
-        before = self._plans.get(request_id)
-        if before is not None and before.worker == worker:
-            return before.retention
+        known = self._plans.current(request_id, worker)
+        if known is not None:
+            return known
         with self._lock:
-            use = self._learned.use(ask.prompt_use, now) if before is None else before.use
-            plan = Plan(use, worker, self._learned.promise(use, worker, now))
-        self._plans[request_id] = plan
-        self._tell_sent(request_id, plan, is_first=before is None)
+            plan = self._plans.make(request_id, ask.prompt_use, worker, now)
+        if self._exchange is not None:
+            self._exchange.publish(self._records.planned(request_id, plan, _wall_ms()))
         return plan.retention
 
     def finished(self, outcome: Outcome, now: float) -> None:
         """Of a request that came to no worker there is nothing to learn."""
         request_id, cached = outcome.ask.request.request_id, outcome.cached_tokens
-        plan = self._plans.pop(request_id, None)
-        if plan is None:
+        use = outcome.ask.prompt_use
+        if use is None:
             return
-        num_blocks = None if cached is None else cached // plan.use.prompt.block_size
+        num_blocks = None if cached is None else cached // use.block_size
         with self._lock:
-            self._learned.finished(plan.use, num_blocks, now)
-        if self._exchange is not None:
+            plan = self._plans.end(request_id, num_blocks, now)
+        if plan is not None and self._exchange is not None:
             self._exchange.publish(
                 self._records.done(request_id, plan.worker, num_blocks, _wall_ms())
             )
-
-    def _tell_sent(self, request_id: str, plan: Plan, is_first: bool) -> None:
-        if self._exchange is None:
-            return
-        worker, ts_ms = plan.worker, _wall_ms()
-        self._exchange.publish(
-            self._records.sent(request_id, worker, plan.use.prompt, ts_ms)
-            if is_first
-            else self._records.sent_again(request_id, worker, ts_ms)
-        )
 
     def removed(self, worker: str, hexes: Sequence[str], now: float) -> None:
         """The log says so."""
@@ -118,7 +103,14 @@ class RetentionKeeper:
             return
         hashes = ints_of(hexes)
         with self._lock:
+            self._refusals.removed(worker, hashes, now)
             self._learned.removed(worker, hashes, now)
+
+    def lost_tokens(self, prompt: PromptUse, now: float) -> dict[str, float]:
+        """What placement asks when it chooses: by worker, of the prompt, expected to be computed
+        again for want of room to keep it."""
+        with self._lock:
+            return self._refusals.lost_tokens(prompt, now)
 
     def tick(self, now: float) -> None:
         """At least once a second, apart from the requests."""

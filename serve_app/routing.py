@@ -75,6 +75,7 @@ class Routing:
             seed=seed,
             clock=clock,
             exclude_of=lambda query: self.attempts.excluded(query),
+            losses=self._retention,
         )
         self._members = Membership(clock)
         self._log = DecisionLog(bus, topics.decisions)

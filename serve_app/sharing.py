@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 
 from controllers.errors import ExecutorDead
+from controllers.events import Booking
 from infra.bookings_feed import BookingsCounters, BookingsFeed, OnBatch, OnTurn
 from infra.event_bus_base import Bus, Topics
 from infra.settings import Settings
@@ -60,26 +61,10 @@ class Sharing:
             feed.close()
             self._on_turn(math.inf)
 
-    def sent(
-        self,
-        request_id: str,
-        worker: str,
-        *,
-        prefill_tokens: float,
-        num_blocks: int,
-        rank: int,
-        service_ms: float,
-    ) -> None:
+    def sent(self, booking: Booking) -> None:
         log = self._log
         if log is not None:
-            log.sent(
-                request_id,
-                worker,
-                prefill_tokens=prefill_tokens,
-                num_blocks=num_blocks,
-                rank=rank,
-                service_ms=service_ms,
-            )
+            log.sent(booking)
 
     def first_token(self, request_id: str) -> None:
         log = self._log

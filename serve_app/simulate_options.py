@@ -8,12 +8,29 @@ import re
 import zlib
 from pathlib import Path
 
-from controllers.errors import SettingsError
+from controllers.errors import EventError, SettingsError
 from controllers.events import EventBatch, decode_batch
 from controllers.simulation.settings import Outage
 from controllers.simulation.timing import TimingCurve, fit_curve
 from controllers.simulation.trace import Row, read_rows
 
+# What the fields of FleetSettings are called here.
+OPTION_OF = {
+    "num_workers": "--workers",
+    "num_blocks": "--blocks",
+    "num_host_blocks": "--host-blocks",
+    "num_routers": "--routers",
+    "start_s": "--start-time",
+    "booking_lag_s": "--booking-lag",
+    "event_lag_s": "--event-lag",
+    "slowness": "--slow-worker",
+    "blocks_of": "--worker-blocks",
+    "outages": "--outage",
+} | {
+    name: "--" + name.replace("_", "-")
+    for name in ("speedup", "jitter", "seed", "event_loss", "max_batched_tokens", "max_sequences")
+}
+MAX_WORKERS = 10_000
 _SECONDS_OF = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"(?P<number>\d+(\.\d+)?)(?P<unit>ms|s|m|h|)")
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -35,6 +52,10 @@ def parse_by_worker(texts: list[str], name: str) -> dict[int, float]:
         first, _, last = workers.partition("-")
         try:
             numbers = range(int(first), int(last or first) + 1)
+            if numbers and numbers[-1] >= MAX_WORKERS:
+                raise SettingsError(
+                    f"{name}: {text!r}: workers are 0 ... {MAX_WORKERS - 1} at most"
+                )
             values |= dict.fromkeys(numbers, float(value))
         except ValueError:
             raise SettingsError(f"{name}: {text!r} is not WORKER=VALUE or 0-3=VALUE") from None
@@ -61,11 +82,24 @@ def read_trace(path: Path) -> list[Row]:
     return read_rows(_read(path).splitlines(), str(path))
 
 
-def read_curve(path: Path, reference_blocks: int) -> TimingCurve:
-    """Fitted to records of the kv-events topic, one JSON object a line. Raises CachelaneError."""
-    lines = [line for line in _read(path).splitlines() if line.strip()]
-    batches: list[EventBatch] = [decode_batch(line).batch for line in lines]
-    return fit_curve(batches, reference_blocks)
+def first_rows(rows: list[Row], limit: int | None) -> list[Row]:
+    """So many in the order of time; None: all."""
+    return sorted(rows, key=lambda row: row.timestamp)[:limit]
+
+
+def read_curve(path: Path, reference_blocks: int, name: str) -> TimingCurve:
+    """Fitted to records of the kv-events topic, one JSON object a line. Raises SettingsError that
+    names the option, file and line."""
+    batches: list[EventBatch] = []
+    for number, line in enumerate(_read(path).splitlines(), 1):
+        try:
+            batches += [decode_batch(line).batch] if line.strip() else []
+        except EventError as error:
+            raise SettingsError(f"{name}: {path} line {number}: {error}") from error
+    try:
+        return fit_curve(batches, reference_blocks)
+    except SettingsError as error:
+        raise SettingsError(f"{name}: {path}: {error}") from error
 
 
 def _read(path: Path) -> bytes:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from controllers.blocks import HASH_SCHEME
 from controllers.cost_model import CostModel
 from controllers.events import Event, EventBatch, Load, Stored, WorkerUp, hexes_of
-from controllers.placement import Placed, Placement, PlacementSettings, Query
+from controllers.placement import Losses, Placed, Placement, PlacementSettings, Query
 from controllers.routing_table import RoutingTable
 
 BLOCK = 32
@@ -42,13 +42,18 @@ class Fleet:
         model: CostModel | None = None,
         is_known: bool = True,
         max_running: float = math.inf,
+        losses: Losses | None = None,
         **preferences: object,
     ) -> None:
         self.workers = [f"r{i}-0" for i in range(num_workers)]
         self.table = RoutingTable(BLOCK)
         self.settings = PlacementSettings(**preferences)  # type: ignore[arg-type]
         self.placement = Placement(
-            self.settings, model or CostModel(), random.Random(seed), max_running
+            self.settings,
+            model or CostModel(),
+            random.Random(seed),
+            max_running,
+            losses=losses,
         )
         self.placement.set_workers(dict.fromkeys(self.workers, NUM_BLOCKS))
         self.now = 1000.0

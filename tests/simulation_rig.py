@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from random import Random
 
+import numpy as np
+
 from controllers.simulation.fleet import Fleet
 from controllers.simulation.result import Run
 from controllers.simulation.settings import FleetSettings
@@ -41,3 +43,13 @@ def simulated(rows: list[Row], router: str = "cachelane", **settings: object) ->
     """Four workers of 2,000 blocks unless said otherwise."""
     chosen = {"num_workers": 4, "num_blocks": 2000} | settings
     return Fleet(trace_of(rows), FleetSettings(**chosen), router).run()  # type: ignore[arg-type]
+
+
+def check_whole(run: Run, num_requests: int) -> None:
+    """Every request was served, and every block asked for was found or computed."""
+    report = run.report
+    assert report.num_requests == num_requests == len(run.end_ms)
+    assert np.isfinite(run.end_ms).all()
+    assert (run.first_token_ms > run.arrival_ms).all()
+    assert (run.end_ms >= run.first_token_ms).all()
+    assert report.num_hit_blocks + report.num_missed_blocks == report.num_asked_blocks

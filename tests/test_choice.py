@@ -40,11 +40,11 @@ def test_first_requests_priced_by_the_prior_do_not_keep_their_worker_out() -> No
         fleet.placement.first_token(query.request_id, fleet.now)
         fleet.placement.release(query.request_id, fleet.now, 1)
     fleet.placement._ledger.model._coefficients /= 100.0
-    fleet.placement._ledger.model._floats = tuple(fleet.placement._ledger.model._coefficients)
+    fleet.placement._ledger.model._curves = None
     assert min(counts_of(fleet, 30)) >= 8
 
 
 def test_a_much_slower_worker_takes_no_turns() -> None:
     fleet = Fleet(3)
-    fleet.placement._books.speed[:] = [1.0, 1.0, 3.0]
+    fleet.placement._books.set_speed(2, 3.0)
     assert counts_of(fleet, 30)[2] == 0

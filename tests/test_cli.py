@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 from rich.console import Console
@@ -172,9 +173,28 @@ def test_status_of_a_start_that_crashed(tmp_path: Path) -> None:
     state.create()
     gone = ProcessId(2**22 + 1, 0.0)
     state.save(RunState(starter=gone, url="http://127.0.0.1:1", sessions={"ray": gone}))
-    assert describe(state.load()) == {"status": "not running"}
+    assert describe(state) == {"status": "not running"}
     assert run("down", "--state-dir", str(tmp_path)) == (0, "nothing was running\n")
     assert state.load() is None
+
+
+def test_status_says_that_kafka_does_not_answer(tmp_path: Path) -> None:
+    state, (url_port, kafka_port) = StateDir.at(tmp_path), free_ports(2)
+    state.create()
+    state.settings_file.write_text("")
+    me = ProcessId.of(os.getpid())
+    assert me is not None
+    kafka = f"127.0.0.1:{kafka_port}"
+    run_state = RunState(
+        starter=me, url=f"http://127.0.0.1:{url_port}", is_ready=True, bootstrap_servers=kafka
+    )
+    state.save(run_state)
+    found = describe(state)
+    assert found["kafka"] == kafka
+    assert found["warning"].startswith(f"Kafka does not answer (no Kafka at {kafka}: ")
+    assert "Kafka does not answer" in run("status", "--state-dir", str(tmp_path))[1]
+    state.save(msgspec.structs.replace(run_state, is_ready=False))
+    assert "warning" not in describe(state)  # it starts: there may be no Kafka yet
 
 
 def test_the_fleet_as_a_table() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import msgspec
 import numpy as np
 import pytest
 
 from controllers.candidates import Candidates
 from controllers.costs import Costs
+from controllers.loads import steady_of
 from controllers.placement_types import Query
 from controllers.ranking import Ranker
 from tests.placement_rig import BLOCK, Fleet, load
@@ -36,7 +39,8 @@ def busy_fleet() -> Fleet:
     fleet.placement.on_load("r1-0", waiting, fleet.now)
     fleet.store("r2-0", prompt(20, 64), "host")
     fleet.store("r3-0", prompt(21, 32))
-    fleet.placement._books.speed[:] = [1.0, 1.5, 1.0, 0.5, 1.0]
+    for row, speed in enumerate([1.0, 1.5, 1.0, 0.5, 1.0]):
+        fleet.placement._books.set_speed(row, speed)
     return fleet
 
 
@@ -65,18 +69,19 @@ def test_one_alone_costs_what_it_costs_among_others_and_on_each_worker() -> None
         alone = ranker.price_one(query, own, BLOCK, fleet.now)
         assert_close(prices.of(i), alone)
         for row in range(NUM_WORKERS):
-            assert_close(ranker.price_at(row, query, own, BLOCK, fleet.now), alone.of(row))
+            assert_close(ranker.price_at(row, query, own, BLOCK, fleet.now), alone.at(row))
     assert np.ptp(alone.cost_ms) > 0.0
 
 
-def test_a_refresh_is_as_good_as_pricing_anew() -> None:
+def test_they_follow_the_books() -> None:
     fleet = busy_fleet()
     ranker, queries = fleet.placement._placing.ranker, queries_of(fleet)
     found = found_of(fleet, ranker, queries)
     prices = ranker.price(queries, found, BLOCK, fleet.now)
     before = prices.of(4).cost_ms.tolist()
     fleet.choose(fleet.query(prompt(30, 300), pinned="r4-0"))
-    prices.refresh(4)
+    assert prices.of(4).cost_ms.tolist() == before
+    prices.books_changed()
     anew = ranker.price(queries, found, BLOCK, fleet.now)
     for i in range(len(queries)):
         assert_close(prices.of(i), anew.of(i))
@@ -91,7 +96,7 @@ def test_promised_blocks_are_no_room() -> None:
     fleet.choose(fleet.query(prompt(3, 100), pinned="r0-0"))
     prices = ranker.price(queries, found_of(fleet, ranker, queries), BLOCK, fleet.now)
     assert prices.of(0).room_ms.tolist() == [0.0, 0.0]
-    prices.refresh(0, 9_900.0)
+    prices.promise(0, 9_900.0)
     assert prices.of(0).room_ms[0] > 0.0
     assert prices.of(0).room_ms[1] == 0.0
 
@@ -109,3 +114,27 @@ def test_the_best_of_its_candidates() -> None:
         costs = prices.of(i)
         assert ttft_ms[i] == (costs.start_ms + costs.service_ms)[own.rows].min()
         assert uncached[i] == costs.uncached_tokens[own.rows].min()
+
+
+def test_what_is_kept_of_loads_is_what_would_be_worked_out_anew() -> None:
+    fleet = busy_fleet()
+    ledger, rng = fleet.placement._ledger, Random(0)
+    for step in range(60):
+        name, worker = f"step {step}", rng.choice(fleet.workers)
+        fleet.now += rng.choice([0.0, 0.3])
+        if step % 5 == 0:
+            fleet.placement.on_load(worker, load(used=rng.randrange(9_000), tokens=50), fleet.now)
+        elif step % 13 == 0:
+            fleet.placement.forget(worker)
+            fleet.placement.set_workers(dict.fromkeys(fleet.workers, 10_000))
+        fleet.choose(fleet.query(prompt(step, rng.randrange(1, 99)), request_id=name))
+        if step % 3:
+            fleet.placement.first_token(name, fleet.now)
+        if step % 7 == 0:
+            fleet.placement.release(name, fleet.now, 10)
+        kept = ledger.steady_loads.of_all(ledger.reference_blocks)
+        anew = steady_of(ledger.books.entries, ledger.model, ledger.reference_blocks)
+        assert np.array_equal(np.array(kept), np.array(anew))
+        for row in range(NUM_WORKERS):
+            own = ledger.steady_loads.at(row, ledger.reference_blocks)
+            assert list(own) == np.array(anew)[:, row].tolist()

@@ -7,9 +7,10 @@ import math
 import msgspec
 import pytest
 
-from controllers.dispatch import MIN_PAUSE_S, RUN_EVERY_S, Rules, piece_tokens, rules_of
+from controllers.dispatch import MIN_PAUSE_S, RUN_EVERY_S
 from controllers.errors import NotReady, Overloaded
 from controllers.placement_types import PlacementSettings, Refused, Sent
+from controllers.starting import Rules, piece_tokens, rules_of
 from tests.placement_rig import BLOCK, Fleet, load
 
 

@@ -10,7 +10,8 @@ from infra.bus_facts import BusFacts, TopicFacts
 from infra.doctor.finding import Finding
 from infra.doctor.observe import hear_workers, look_at_bus
 from infra.doctor.topics import check_bus, check_clock
-from infra.event_bus import KafkaBus, ensure_topics
+from infra.event_bus import KafkaBus
+from infra.kafka_admin import ensure_topics
 from infra.settings_sections import KafkaSettings
 from infra.topic_specs import topic_specs
 from tests.kafka_fixtures import TestBroker, fresh_settings

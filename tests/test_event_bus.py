@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from controllers.errors import BusError
-from infra.event_bus import KafkaBus, ensure_topics, is_answering
+from infra.event_bus import KafkaBus
+from infra.kafka_admin import ensure_topics, is_answering
 from infra.settings_sections import KafkaSettings
 
 
@@ -32,12 +33,6 @@ def test_security_settings_are_taken():
     bus = KafkaBus(KafkaSettings(bootstrap_servers="a:1", topic_prefix="p", security=security))
     names = ("kv-events", "decisions", "scaling", "bookings", "uses")
     assert bus.topics.all() == tuple(f"p.{name}" for name in names)
-
-
-def test_missing_checksum_library(monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(BusError, match="crc32c is missing: pip install"):
-        KafkaBus(KafkaSettings(bootstrap_servers="a:1"))
 
 
 def test_nothing_listens():

@@ -45,6 +45,7 @@ class ScriptedFetcher:
         return self.positions[partition]
 
     def end(self, partition: int) -> int | None:
+        assert not self.is_closed
         return self.known_ends.get(partition)
 
     def seek(self, partition: int, offset: int) -> None:

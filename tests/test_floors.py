@@ -69,3 +69,9 @@ def test_the_shadow_counts_what_lru_would_hit(asked: list[list[int]], num_blocks
             assert got == wanted == 0
         if at and asked[at] == asked[at - 1]:
             assert got == wanted  # nothing split in between
+
+
+def test_however_short_a_group_is_its_boost_is_bounded() -> None:
+    floors = Floors()
+    floors.count("chat", 10, -1_000_000, 10)
+    assert floors.boost("chat") == MAX_BOOST

@@ -20,6 +20,18 @@ def test_room_is_what_the_same_and_higher_levels_leave() -> None:
     assert [room.left(p) for p in (39, 40, 41, 42, 43)] == [35, 35, 55, 55, 85]
 
 
+def test_what_fits_at_the_lowest_level_fits_at_any() -> None:
+    room = Room(100)
+    grant = held(room, 42, 30)
+    held(room, 37, 20)
+    for num_blocks in (0, 34, 35, 36):
+        assert room.fits(num_blocks) == (num_blocks <= room.left(37) == 35)
+    room.free(grant, 10)
+    assert (room.fits(45), room.fits(46)) == (True, False)
+    room.evicted(grant, 1000)
+    assert (room.fits(65), room.fits(66)) == (True, False)
+
+
 def test_guards_free_their_room_in_time() -> None:
     room = Room(100)
     grant = held(room, 40, 50)

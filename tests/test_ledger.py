@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from controllers import events
+from controllers.booking_sums import DONE
 from controllers.cost_model import CostModel
 from controllers.ledger import Booking, Ledger
 
@@ -37,3 +39,22 @@ def test_work_that_took_longer_stays_as_booked(ledger: Ledger) -> None:
 def test_a_request_that_left_before_its_first_token_gives_back_too(ledger: Ledger) -> None:
     ledger.release("q", 10.05)
     assert booked_ms(ledger, 10.05) == pytest.approx(50.0, abs=1.0)
+
+
+def test_anothers_request_whose_end_alone_is_told_is_booked_and_over(ledger: Ledger) -> None:
+    end_ms = float(ledger.books.prefill_end_ms[0])
+    done = events.Booking(
+        request_id="r",
+        worker="a-0",
+        state=DONE,
+        prefill_tokens=10,
+        num_blocks=1,
+        service_ms=3.0,
+    )
+    batch = events.BookingBatch(
+        schema=events.SCHEMA, ts_ms=0, router="other", seq=0, num_open=0, bookings=[done]
+    )
+    before_ms = booked_ms(ledger, 10.0)
+    ledger.on_bookings(batch, 10.0)
+    assert booked_ms(ledger, 10.0) == pytest.approx(before_ms + 3.0)
+    assert float(ledger.books.prefill_end_ms[0]) == end_ms

@@ -160,7 +160,8 @@ def test_misses_spread_over_an_idle_fleet(seed: int) -> None:
 
 def test_misses_spread_over_workers_that_seem_a_little_faster_or_slower() -> None:
     fleet = Fleet(4)
-    fleet.placement._books.speed[:] = [0.82, 1.0, 0.9, 1.05]
+    for row, speed in enumerate([0.82, 1.0, 0.9, 1.05]):
+        fleet.placement._books.set_speed(row, speed)
     counts = Counter(fleet.run(blocks(10)).worker for _ in range(40))
     assert min(counts[w] for w in fleet.workers) >= 5
 
@@ -395,6 +396,7 @@ def test_explaining_reserves_nothing_and_says_what_choosing_does() -> None:
         "backlog_ms": 0.0,
         "start_ms": 0.0,
         "service_ms": placed.predicted_ttft_ms,
+        "lost_ms": 0.0,
         "cost_ms": pytest.approx(candidates[0]["cost_ms"]),
     }
     costs = [c["cost_ms"] for c in candidates]
@@ -498,7 +500,7 @@ def test_a_slow_worker_does_not_drown_in_what_it_has_cached() -> None:
     shares = {}
     for theta in (0.0, 1.0):
         fleet = Fleet(2, theta=theta)
-        fleet.placement._books.speed[:] = [3.0, 1.0]
+        fleet.placement._books.set_speed(0, 3.0)
         workers = []
         for _ in range(500):
             document = blocks(60)
@@ -605,3 +607,28 @@ def test_a_burst_of_one_prompt_does_not_wait_for_places_in_one_batch() -> None:
     burst = Counter(fleet.choose(fleet.query(hashes)).worker for _ in range(50))
     assert len(burst) >= 2
     assert max(burst.values()) <= 2 * 16
+
+
+def busy_choices(num_small: int, num_lost: int) -> Counter[str]:
+    """Where new prompts go that cost the same on two busy workers, after `num_lost` prompts that no
+    worker keeps were asked for twice. The first worker has `num_small` blocks."""
+    chosen: Counter[str] = Counter()
+    for seed in range(20):
+        fleet = Fleet(2, seed=seed)
+        sizes = {"r0-0": num_small, "r1-0": 8000}
+        fleet.placement.set_workers(sizes)
+        for prompt in [blocks(500) for _ in range(num_lost)] * 2:
+            query = fleet.query(prompt)
+            fleet.choose(query)
+            fleet.placement.release(query.request_id, fleet.now)
+            fleet.now += 10.0  # what was predicted is over
+        for _ in sizes:  # one on each: nobody is idle
+            fleet.choose(fleet.query(blocks(10)))
+        chosen[fleet.choose(fleet.query(blocks(300))).worker] += 1
+    return chosen
+
+
+def test_new_prompts_go_where_the_cache_is_larger_if_smaller_ones_lose_blocks() -> None:
+    assert busy_choices(num_small=2000, num_lost=8) == {"r1-0": 20}
+    assert min(busy_choices(num_small=8000, num_lost=8).values()) > 2
+    assert min(busy_choices(num_small=2000, num_lost=0).values()) > 2

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from serve_app.profiling import Profiler
 
@@ -13,6 +17,22 @@ IDLE = {"node": "", "tool": "", "path": "", "num_bytes": 0, "error": ""}
 
 def order(folder: Path, **changes: Any) -> dict[str, Any]:
     return {"target": "rep-0", "seconds": 1, "tool": "py-spy", "folder": str(folder), **changes}
+
+
+@pytest.fixture(autouse=True)
+def busy_process() -> Iterator[None]:
+    """What does nothing has no stacks to count."""
+    is_over = threading.Event()
+
+    def count() -> None:
+        while not is_over.is_set():
+            sum(range(1000))
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    yield
+    is_over.set()
+    thread.join()
 
 
 def profiler() -> Profiler:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import os
 import socket
 import subprocess
@@ -133,6 +135,59 @@ def test_haproxy_that_knows_no_application_yet_says_come_again(tmp_path: Path) -
     finally:
         haproxy.kill()
         haproxy.wait()
+
+
+@pytest.mark.parametrize(
+    ("is_dead", "status", "code", "message"),
+    [
+        (
+            False,
+            502,
+            "ingress_failed",
+            "the ingress process of this request ended before it answered",
+        ),
+        (True, 503, "not_ready", "no ingress process can be reached"),
+    ],
+)
+def test_an_ingress_that_dies_is_told_as_any_other_error(
+    tmp_path: Path, is_dead: bool, status: int, code: str, message: str
+) -> None:
+    """Serve would have every client read a plain 500."""
+    backend = socket.create_server(("127.0.0.1", 0))
+    address, (port,) = backend.getsockname()[1], free_ports(1)
+    if is_dead:
+        backend.close()
+    config = tmp_path / "haproxy.cfg"
+    config.write_text(
+        "defaults\n mode http\n timeout connect 5s\n timeout client 9s\n timeout server 9s\n"
+        + "".join(f"    errorfile {number} {tmp_path}/500.http\n" for number in (502, 503, 504))
+        + f"frontend f\n bind 127.0.0.1:{port}\n default_backend b\n"
+        f"backend b\n server s 127.0.0.1:{address}\n"
+    )
+    env = {
+        **{name: value for name, value in ray_environment(tmp_path).items() if "HAPROXY" in name},
+        "PATH": os.environ["PATH"],
+    }
+    haproxy = subprocess.Popen([str(HAPROXY_SH), "-db", "-f", str(config)], env=env)
+    try:
+        with _connect(port) as client:
+            client.settimeout(10)
+            client.sendall(b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 4\r\n\r\nbody")
+            if not is_dead:
+                backend.settimeout(10)
+                served, _ = backend.accept()
+                served.settimeout(10)
+                _read_until(served, b"body")
+                served.close()
+            answer = http.client.HTTPResponse(client, method="POST")
+            answer.begin()
+            body = json.loads(answer.read())
+        assert (answer.status, answer.headers["retry-after"]) == (status, "1")
+        assert body == error_body(message, "server_error", code=code)
+    finally:
+        haproxy.kill()
+        haproxy.wait()
+        backend.close()
 
 
 def _connect(port: int) -> socket.socket:

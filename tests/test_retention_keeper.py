@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import pytest
 
 from controllers.events import Load, Removed, hexes_of
 from controllers.learned_retention import Use
+from controllers.promising import LOWEST_PROMISED
 from controllers.prompt_use import PromptUse
 from controllers.retention import Retention
 from serve_app.fleet import Ask, Route
@@ -32,7 +34,7 @@ def place(rig: Rig, asked: Ask) -> tuple[Outcome, Call]:
 
 def use_of(rig: Rig) -> Use:
     """The only request's."""
-    (plan,) = rig.routing._retention._plans.values()
+    (plan,) = rig.routing._retention._plans._plans.values()
     return plan.use
 
 
@@ -86,7 +88,7 @@ def test_what_has_ended_teaches_and_is_forgotten_as_a_request() -> None:
     outcome.cached_tokens = 8
     r.now += 3.0
     r.routing.finish(outcome, "ok")
-    assert r.routing._retention._plans == {}
+    assert len(r.routing._retention._plans) == 0
     assert use.path[0].touch is not None
     assert use.path[0].touch.at == r.now
 
@@ -118,4 +120,43 @@ def test_a_request_that_no_worker_took_teaches_nothing() -> None:
     outcome = r.routing.begin(learned_ask("r1"), Route())
     r.routing.finish(outcome, "error")
     assert r.routing._retention._learned.num_blocks == 0
-    assert r.routing._retention._plans == {}
+    assert len(r.routing._retention._plans) == 0
+
+
+def tokens_of(number: int, num_tokens: int) -> list[int]:
+    """Prompts that have no prefix in common."""
+    return [number, *range(num_tokens - 1)]
+
+
+def fill(r: Rig, worker: str, *, is_learned: bool = True) -> Outcome:
+    """A request runs there to which all room is promised, if it is kept by what was learned."""
+    tokens = tokens_of(1000, 3400)
+    asked = learned_ask(worker, tokens) if is_learned else ask(worker, tokens)
+    outcome, _ = place(r, msgspec.structs.replace(asked, pinned_worker=worker))
+    r.routing.attempts.first_token(worker)
+    room = r.routing._retention._learned._workers[worker].room
+    assert room.left(LOWEST_PROMISED) == (0 if is_learned else 850)
+    return outcome
+
+
+@pytest.mark.parametrize(("full", "other"), [("a-0", "b-0"), ("b-0", "a-0")])
+def test_a_request_goes_where_its_prompt_can_be_kept(full: str, other: str) -> None:
+    r = Rig("a", "b")
+    r.up("a-0", "b-0")
+    fill(r, full)
+    fill(r, other, is_learned=False)  # as much work, no promises
+    asked, plain = learned_ask("r1", tokens_of(1, 120)), ask("r2", tokens_of(2, 120))
+    costs = {c["worker"]: c for c in r.routing.explain(asked)["candidates"]}
+    assert costs[full]["lost_ms"] > 0.0 == costs[other]["lost_ms"]
+    assert costs[full]["service_ms"] == costs[other]["service_ms"]
+    assert {c["lost_ms"] for c in r.routing.explain(plain)["candidates"]} == {0.0}
+    assert place(r, asked)[0].route.worker == other
+
+
+def test_what_the_log_says_was_removed_makes_room_again() -> None:
+    r = rig()
+    outcome = fill(r, "a-0")
+    r.publish("a-0", Removed(hashes=hexes_of(outcome.ask.hashes)))
+    r.read()
+    explained = r.routing.explain(learned_ask("next", tokens_of(7, 200)))
+    assert {c["lost_ms"] for c in explained["candidates"]} == {0.0}

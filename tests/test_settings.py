@@ -108,7 +108,16 @@ def test_unknown_keys(values: Mapping[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"executor": {"block_size": "32"}}, "executor.block_size: Expected `int`, got `str`"),
+        (
+            {"executor": {"block_size": "32"}},
+            "executor.block_size: Expected `int`, got `str`; "
+            "'32' is text to YAML, the number is written 32, without quotes",
+        ),
+        (
+            {"executor": {"block_size": "x"}},
+            "executor.block_size: Expected `int`, got `str`",
+        ),
+        ({"routing": {"beta": "1e999"}}, "routing.beta: Expected `float`, got `str`"),
         ({"executor": {"block_size": 0}}, "executor.block_size: Expected `int` >= 1, got 0"),
         ({"executor": {"block_size": -1}}, "executor.block_size: Expected `int` >= 1, got -1"),
         ({"executor": {"num_replicas": True}}, "executor.num_replicas: Expected `int`, got `bool`"),
@@ -168,8 +177,36 @@ def test_wrong_values(values: Mapping[str, Any], message: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "read", "number"),
+    [
+        ("1e-300", "1e-300", "1.0e-300"),
+        ("1e308", "1e308", "1.0e+308"),
+        ("1.5e3", "1.5e3", "1500.0, without quotes"),
+        ("'0.5'", "0.5", "0.5, without quotes"),
+    ],
+)
+def test_a_number_that_yaml_takes_for_text(
+    tmp_path: Path, text: str, read: str, number: str
+) -> None:
+    assert file_error(tmp_path, f"routing: {{beta: {text}}}") == (
+        "routing.beta: Expected `float`, got `str`; "
+        f"{read!r} is text to YAML, the number is written {number}"
+    )
+    mended = written(tmp_path, f"routing: {{beta: {number.split(',')[0]}}}")
+    assert load_settings(mended, env={}).routing.beta == float(read)
+
+
+@pytest.mark.parametrize(
     ("values", "message"),
     [
+        (
+            {"retention": {"request_types": {"": {}}}},
+            "retention.request_types: '' is no name of a request type",
+        ),
+        (
+            {"tiers": {"request_types": {"": "batch"}}},
+            "tiers.request_types: '' is no name of a request type",
+        ),
         ({"tenants": {"a": {}}}, "tenants: must have 'default', got ['a']"),
         (
             {"grpc": {"enabled": True, "port": 0}},

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from controllers.booking_sums import NO_TOTALS, Totals
+from controllers.booking_sums import NO_TOTALS, SENT, Totals
+from controllers.events import Booking
 from controllers.other_routers import OtherRouters
 from infra.event_bus_memory import MemoryBus
 from infra.settings import Settings, to_settings
@@ -30,7 +31,14 @@ class Router:
 
     def sent(self, request_id: str) -> None:
         self.sharing.sent(
-            request_id, "a-0", prefill_tokens=10, num_blocks=2, rank=0, service_ms=5.0
+            Booking(
+                request_id=request_id,
+                worker="a-0",
+                state=SENT,
+                prefill_tokens=10,
+                num_blocks=2,
+                service_ms=5.0,
+            )
         )
 
 

@@ -14,24 +14,13 @@ from controllers.placement import PlacementSettings
 from controllers.retention import RetentionPolicy
 from controllers.simulation.fleet import Fleet
 from controllers.simulation.peers import PEERS
-from controllers.simulation.result import Run
 from controllers.simulation.settings import FleetSettings, Outage
 from controllers.simulation.trace import Row, read_rows
-from tests.simulation_rig import sessions, simulated, trace_of
+from tests.simulation_rig import check_whole, sessions, simulated, trace_of
 
 SLICE = Path(__file__).parent / "data" / "traces" / "mooncake_synthetic_300.jsonl.gz"
 ROWS = sessions()
 ROUTERS = ("cachelane", *PEERS)
-
-
-def check_whole(run: Run, num_requests: int) -> None:
-    """Every request was served, and every block asked for was found or computed."""
-    report = run.report
-    assert report.num_requests == num_requests == len(run.end_ms)
-    assert np.isfinite(run.end_ms).all()
-    assert (run.first_token_ms > run.arrival_ms).all()
-    assert (run.end_ms >= run.first_token_ms).all()
-    assert report.num_hit_blocks + report.num_missed_blocks == report.num_asked_blocks
 
 
 @pytest.mark.parametrize("router", ROUTERS)
@@ -190,10 +179,12 @@ def test_settings_of_routing_apply() -> None:
         ({"speedup": float("inf")}, "speedup is inf"),
         ({"event_loss": 1.0}, "event_loss is 1.0"),
         ({"jitter": -0.1}, "jitter is -0.1"),
-        ({"slowness": {4: 2.0}}, "worker 4 is none of 0 ... 3"),
-        ({"slowness": {0: 0.0}}, "slowness is 0.0"),
-        ({"blocks_of": {0: -5}}, "blocks_of is -5"),
-        ({"outages": (Outage(0, 5.0, 4.0),)}, "back_s is 4.0"),
+        ({"slowness": {4: 2.0}}, "slowness: worker 4 is none of 0 ... 3"),
+        ({"slowness": {0: 0.0}}, "slowness of worker 0 is 0.0"),
+        ({"blocks_of": {0: -5}}, "blocks_of of worker 0 is -5"),
+        ({"outages": (Outage(0, 5.0, 4.0),)}, "outages: back_s is 4.0"),
+        ({"outages": (Outage(0, 5.0), Outage(0, 6.0, 9.0))}, "is gone from 5 s on already"),
+        ({"outages": (Outage(1, 7.0, 9.0), Outage(1, 5.0, 7.0))}, "worker 1 is to die at 7 s"),
         ({"max_batched_tokens": 256}, "max_batched_tokens is 256"),
     ],
 )

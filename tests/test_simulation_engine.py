@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from random import Random
 
 import pytest
 
@@ -114,6 +115,30 @@ def test_no_more_sequences_than_allowed_run_together() -> None:
     assert times[2][0] > min(times[0][1], times[1][1])
 
 
+def test_what_is_aborted_leaves_with_the_iteration_and_its_blocks_stay_cached() -> None:
+    served = engine(max_sequences=2)
+    jobs = [job(0, 9000, 5), job(1, 600, 5, (7,)), job(2, 600, 5, (8,))]
+    served.waiting.extend(jobs)
+    served.wake(0.0)
+    assert served.num_running == 1  # the first takes the whole iteration
+    served.abort(jobs[0])
+    served.abort(jobs[2])
+    assert list(served.waiting) == jobs[1:2]
+    now = served.end_ms
+    assert served.finish() == ([], [])
+    assert served.num_running == served.cache.num_used_blocks == 0
+    assert served.cache.num_cached_blocks["gpu"] > 0
+    served.plan(now)
+    assert served.num_running == 1
+    served.abort(jobs[1])
+    served.abort(jobs[2])  # gone already
+    assert served.finish() == ([], [])
+    served.plan(now)
+    assert math.isinf(served.end_ms)
+    assert served.cache.num_in_use([7]) == 0
+    assert served.cache.has_room(Ask([7], [16], 1000 - 16))
+
+
 def test_a_curve_is_fitted_to_what_workers_report() -> None:
     log = WorkerLog("w0", CacheShape(1000))
     batches: list[EventBatch] = []
@@ -130,6 +155,44 @@ def test_a_curve_is_fitted_to_what_workers_report() -> None:
         fit_curve(batches[:3], 1000)
 
 
+@pytest.mark.parametrize("noise", [0.02, 0.1, 0.3])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_curve_is_fitted_to_iterations_of_512_tokens(noise: float, seed: int) -> None:
+    """A laptop's: 3 ms for a token, of a cache that is never more than a quarter full. Larger
+    iterations go on in proportion, and fuller caches as what was seen."""
+    rng, log, batches = Random(seed), WorkerLog("w0", CacheShape(512)), []
+    for _ in range(300):
+        new = rng.choice([0, 0, 0, rng.randint(1, 512), 512])
+        num_decodes, active = rng.choice([0, 2, 4]) if new else 2, rng.randint(4, 120)
+        ms = (3.0 * new + 2.0 if new else 0.0) + (40.0 + active / 25 if num_decodes else 0.0)
+        timing = Iteration(new, num_decodes, active, ms * max(0.3, rng.gauss(1.0, noise)))
+        batches.append(log.batch([load(iterations=[timing])], 0.0))
+    fitted = fit_curve(batches, 512)
+    for new in (128, 512, 2048, 8192):
+        assert fitted.prefill_ms(new) == pytest.approx(3.0 * new + 2.0, rel=0.05 + noise)
+    assert fitted.max_tokens == 512
+    assert fitted.decode_ms(1.0) == fitted.decode_ms(fitted.max_share) > 0.0
+    assert fitted.prefill_ms(1) > 0.0
+    rising = [fitted.prefill_ms(new) for new in range(1, 2000)]
+    assert rising == sorted(rising)
+
+
+def test_timings_without_prompts_or_without_decodes_are_too_few() -> None:
+    log = WorkerLog("w0", CacheShape(512))
+    for timing in (Iteration(0, 2, 10, 40.0), Iteration(100, 0, 0, 300.0)):
+        batches = [log.batch([load(iterations=[timing])], 0.0) for _ in range(100)]
+        with pytest.raises(SettingsError, match="100 timings .* with prompts and with decodes"):
+            fit_curve(batches, 512)
+
+
+def test_more_work_never_takes_less_time() -> None:
+    """Both parabolas have their top at a half."""
+    curve = TimingCurve((10.0, 100.0, -100.0), (5.0, 40.0, -40.0))
+    assert [curve.prefill_ms(num) for num in (4096, 8192, 10**6)] == [35.0] * 3
+    assert [curve.decode_ms(share) for share in (0.0, 0.5, 1.0, 50.0)] == [5.0, 15.0, 15.0, 15.0]
+    assert DECODE(1.0) == DECODE(2.5) == DECODE(1e9) == pytest.approx(5.74 + 54.01 - 25.74)
+
+
 @pytest.mark.parametrize("text", ["", "1,2", "1,2,3,4,5,x", "1,2,3,4,5,nan", "1,2,3,4,5,6,7"])
 def test_a_bad_curve_is_named(text: str) -> None:
     with pytest.raises(SettingsError, match="timing curve"):
@@ -140,3 +203,16 @@ def test_a_curve_by_which_work_takes_no_time_is_refused() -> None:
     assert parse_curve("1,2,3,4,5,6") == TimingCurve((1, 2, 3), (4, 5, 6))
     with pytest.raises(SettingsError, match="gives iterations of"):
         parse_curve("0,0,0,5,0,0")
+
+
+def test_a_run_is_never_cut_in_the_past() -> None:
+    """0.3 + 2 * 0.3 is a little less than 0.9: the iteration that ends there ends now."""
+    curve = TimingCurve(prefill=(0.3, 0.0, 0.0), decode=(0.3, 0.0, 0.0))
+    served = Engine(EngineShape(CacheShape(1000), curve, 32, 1000))
+    served.waiting.append(job(0, 10, 1000))
+    served.wake(0.0)
+    served.finish()
+    served.plan(0.3)
+    served.waiting.append(job(1, 10, 2))
+    served.wake(0.9)
+    assert served.end_ms == 0.9

@@ -59,7 +59,20 @@ def test_the_shorter_ones() -> None:
     assert formula_of("round_robin")(SIGHT) == [2, 0, 1]  # four were sent: the next is 1
 
 
-@pytest.mark.parametrize("name", ["", "kv", "dynamo:", "dynamo:1/2", "mooncake:x", "lmetric:1"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "kv",
+        "dynamo:",
+        "dynamo:1/2",
+        "mooncake:x",
+        "lmetric:1",
+        "dynamo:nan/nan/nan",
+        "dynamo:1/inf/0",
+        "llmd:1e308/-1e308/1",
+    ],
+)
 def test_an_unknown_router_is_named(name: str) -> None:
     with pytest.raises(SettingsError, match="router"):
         formula_of(name)
@@ -71,5 +84,18 @@ def test_every_peer_uses_every_worker_under_load(router: str) -> None:
     assert set(run.worker.tolist()) == {0, 1, 2, 3}
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("dynamo:1/2", "dynamo takes 3 numbers, its own are dynamo:1/1/0"),
+        ("lmetric:1", "lmetric takes no weights"),
+    ],
+)
+def test_how_weights_are_given_is_shown(name: str, message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        formula_of(name)
+
+
 def test_own_weights() -> None:
+    assert formula_of("trtllm_old:0")(SIGHT) == formula_of("trtllm_old:1")(SIGHT)
     assert formula_of("dynamo:2/32/32")(SIGHT) == formula_of("dynamo_tuned")(SIGHT)

@@ -23,6 +23,11 @@ def line(**fields: object) -> str:
     return json.dumps(base | fields)
 
 
+DELTA = json.dumps(
+    {"t": 10, "i": 1536, "o": 0, "s": 4, "a": "main", "k": 0, "r": [[7, 2], [20, 1]]}
+)
+
+
 def test_requests_share_equal_leading_ids_and_only_full_blocks_count() -> None:
     lines = [line(timestamp=7), "", line(timestamp=5, input_length=1030, hash_ids=[1, 3, 4])]
     trace = build(read_rows(lines, "t"), 32)
@@ -38,6 +43,15 @@ def test_an_id_is_equal_only_behind_equal_ids_and_in_equal_length() -> None:
     rows = [Row(0, 1024, 1, [1, 2]), Row(1, 1024, 1, [3, 2]), Row(2, 800, 1, [1, 2])]
     blocks = [request.trace_blocks for request in build(rows, 32).requests]
     assert blocks == [(1, 2), (3, 4), (1, 5)]
+
+
+def test_rows_may_say_whose_they_are() -> None:
+    plain, named = build(
+        read_rows([line(), line(timestamp=1, tenant="acme", tier="batch")], "t"), 32
+    ).requests
+    assert (plain.tenant, plain.tier) == ("default", None)
+    assert (named.tenant, named.tier) == ("acme", "batch")
+    assert named.piece(512, 32).tenant == "acme"
 
 
 def test_delta_rows_build_on_the_session_before() -> None:
@@ -58,6 +72,12 @@ def test_delta_rows_build_on_the_session_before() -> None:
         ([line(), "[]"], "t line 2 is no row of a trace"),
         ([line(input_length=0)], "line 1 is no row of a trace.*input_length"),
         ([line(output_length=-1)], "output_length"),
+        ([line(output_length=10**16)], r"line 1 .*<= 10000000 - at `\$.output_length`"),
+        ([line(), line(input_length=10**16)], r"line 2 .*<= 10000000 - at `\$.input_length`"),
+        (
+            [DELTA, DELTA.replace("[20, 1]", "[20, 9999999]")],
+            "line 2 .*10000001 trace blocks in k and r, 3 in 1536 tokens",
+        ),
         ([line(hash_ids="x")], "hash_ids"),
         ([b"\xff\xfe"], "line 1"),
     ],
@@ -81,6 +101,14 @@ def test_arrivals_keep_bursts_and_differ_by_seed() -> None:
     assert not np.array_equal(first, other)
     assert first[:2].tolist() == [0.0, 0.0]
     assert abs(first[3] - 1500.0) <= 15.0
+
+
+@pytest.mark.parametrize(("last_ms", "speedup"), [(1e15, 1.0), (1e9, 0.1), (1e9, 1e-308)])
+def test_a_trace_of_more_than_a_month_is_refused(last_ms: float, speedup: float) -> None:
+    trace = build([Row(at, 10, 1, []) for at in (0, 1000, last_ms)], 32)
+    with pytest.raises(SettingsError, match=r"request [23] of the trace.* 31 days at speedup"):
+        arrivals_ms(trace, speedup, 0.01, 0)
+    assert arrivals_ms(trace, 1e9, 0.0, 0)[2] == last_ms / 1e9
 
 
 def test_prompt_blocks_are_a_sequence_of_ints() -> None:

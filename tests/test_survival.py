@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -51,6 +52,14 @@ def test_worth_rises_until_the_reuse_is_due_and_falls_behind_it() -> None:
     assert survival.worth(a, 0.0) < survival.worth(a, 8.5) < survival.worth(a, 13.5)
     assert survival.worth(a, 17.0) < survival.worth(a, 0.0) / 5
     assert last_age_s(survival.reach[a], 1.5 * survival.worth(a, 0.0)) == 16.0
+
+
+def test_the_chance_of_a_later_use_falls_where_uses_come() -> None:
+    """Every other one after 14 s, the rest never."""
+    survival, a = learned([14.0, None])
+    chances = [survival.chance_after(a, idle_s) for idle_s in (0.0, 12.9, 16.0, 500.0, MAX_IDLE_S)]
+    assert chances == pytest.approx([0.5, 0.5, 0.0, 0.0, 0.0], abs=0.03)
+    assert survival.chance_after(survival.class_of("agent", "new"), 0.0) == chances[0]
 
 
 def test_touches_that_nobody_knows_the_end_of_count_as_far_as_they_were_seen() -> None:

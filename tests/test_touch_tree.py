@@ -43,6 +43,16 @@ def test_a_shorter_prompt_splits_too() -> None:
     assert lengths(t.use(prefix(1, 2, 3), 2.0)) == [2, 1]
 
 
+def test_looking_up_what_is_known_of_a_prompt_is_no_use_of_it() -> None:
+    t = tree()
+    first, second = t.use(prefix(1, 2, 3, 4), 0.0), t.use(prefix(1, 2, 9), 1.0)
+    assert t.known(prefix(1, 2, 3, 7)) == [(first[0], 2), (second[0].kids[prefix(1, 2, 3)[2]], 1)]
+    assert t.known(prefix(1, 2)) == [(second[0], 2)]
+    assert t.known(prefix(5, 6)) == t.known([]) == []
+    assert [run.num_uses for run, _ in t.known(prefix(1, 2, 3, 4))] == [2, 1]
+    assert lengths(t.use(prefix(1, 2, 3, 4), 2.0)) == [2, 2]
+
+
 def test_a_chain_that_is_used_often_becomes_one_run() -> None:
     t = tree()
     for turn in range(1, JOINED_FROM_USES + 20):

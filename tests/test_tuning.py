@@ -84,6 +84,17 @@ def test_what_was_found_cached_is_measured() -> None:
     assert record.measured_hit_rate == 3 / 5
 
 
+def test_what_had_no_first_token_says_nothing_of_hits() -> None:
+    """Refused or cancelled while it waited: its cached tokens are written as 0."""
+    record = Record()
+    record.add_batch(batch(UP, stored(None, 1, 2, 3)))
+    record.add_decision(msgspec.structs.replace(decision(3, 3), cached_tokens=2 * B))
+    record.add_decision(msgspec.structs.replace(decision(3, 3), ttft_ms=None, status="cancelled"))
+    assert [len(each) for each in record.prompts().values()] == [1]
+    assert (record.num_decisions, record.num_known, record.num_unserved) == (2, 1, 1)
+    assert record.measured_hit_rate == 2 / 3
+
+
 def test_a_snapshot_tells_of_what_was_stored_before() -> None:
     blocks = SnapshotBlocks(
         hashes=hexes_of([1, 2]),
@@ -240,6 +251,13 @@ def test_the_present_policy_stays_where_nothing_is_better() -> None:
     prompts = [Prompt(float(i), "agent", "t", [i], Spans(0, 0, B)) for i in range(200)]
     proposal = propose({W: prompts}, {W: 10}, B, RetentionPolicy())
     assert proposal.best.name == PRESENT
+
+
+def test_without_evictions_no_policy_is_better() -> None:
+    roomy, tight = (propose({W: mix(20)}, {W: n}, B, RetentionPolicy()) for n in (10_000, 30))
+    assert (roomy.is_full, roomy.is_tie) == (False, True)
+    assert (tight.is_full, tight.is_tie) == (True, False)
+    assert roomy.best.name == PRESENT
 
 
 def test_types_that_the_policy_does_not_know_are_taken_for_its_default() -> None:

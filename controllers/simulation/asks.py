@@ -25,7 +25,9 @@ class Asks:
             if policy is not None:
                 rule_of(policy, request_type)
 
-    def of(self, request: Request) -> Ask:
+    def of(self, request: Request, planned: Retention | None = None) -> Ask:
+        """Of a request, or a piece of one. `planned`: what is kept of it; None: by the policy's
+        tiers."""
         size, per = self._trace.block_size, self._trace.blocks_per_trace_block
         num_prompt = -(-request.num_tokens // size)
         num_output = -(-request.output_tokens // size)
@@ -33,16 +35,17 @@ class Asks:
             keys=[number * per for number in request.trace_blocks],
             sizes=[self._trace.num_blocks_of[number] for number in request.trace_blocks],
             num_more=num_prompt - request.num_blocks + num_output,
-            kept=self._kept(request),
+            kept=self._kept(request, planned),
         )
 
-    def _kept(self, request: Request) -> list[Kept] | None:
+    def _kept(self, request: Request, planned: Retention | None) -> list[Kept] | None:
         if self._policy is None:
             return None
-        retention = plan(self._policy, request.request_type, request.spans, TRACE_BLOCK)
-        ranges = ranges_of_blocks(retention, request.num_tokens, TRACE_BLOCK)
+        if planned is None:
+            planned = plan(self._policy, request.request_type, request.spans, TRACE_BLOCK)
+        ranges = ranges_of_blocks(planned, request.num_tokens, TRACE_BLOCK)
         kept = [_kept_of(given) for given in ranges[: len(request.trace_blocks)]]
-        return [*kept, _kept_rest(retention)]
+        return [*kept, _kept_rest(planned)]
 
 
 def _kept_of(given: TokenRange | None) -> Kept:

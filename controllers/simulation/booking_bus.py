@@ -1,28 +1,21 @@
-"""The way of bookings from each simulated router to the others: late, and never lost.
+"""Bookings from each simulated router to the others, numbered as in production.
 
-Knows no placement: whoever sends says what, whoever hears is called. Times are in ms.
+Knows no placement: whoever sends says what. Times are in ms.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
-
 from controllers.events import SCHEMA, Booking, BookingBatch
-
-OnBookings: TypeAlias = Callable[[BookingBatch, float], None]
+from controllers.simulation.late import Late
 
 
 class BookingBus:
-    """Router `i` is told by `listeners[i]`; `is_open` False: nobody tells anything."""
+    """`is_open` False: nobody tells anything."""
 
     def __init__(self, lag_ms: float, is_open: bool) -> None:
-        self.listeners: Sequence[OnBookings] = ()
-        self._lag_ms = lag_ms
+        self.late: Late[BookingBatch] = Late(lag_ms)
         self._is_open = is_open
         self._seqs: dict[int, int] = {}
-        self._on_the_way: deque[tuple[float, int, BookingBatch]] = deque()
 
     def tell(self, router: int, num_open: int, bookings: list[Booking], now: float) -> None:
         """Router number `router` has so many bookings under way, of which these have changed."""
@@ -38,16 +31,7 @@ class BookingBus:
             num_open=num_open,
             bookings=bookings,
         )
-        self._on_the_way.append((now + self._lag_ms, router, batch))
-
-    def deliver(self, now: float) -> None:
-        """Everything that has arrived by now."""
-        on_the_way = self._on_the_way
-        while on_the_way and on_the_way[0][0] <= now:
-            at, router, batch = on_the_way.popleft()
-            for index, listener in enumerate(self.listeners):
-                if index != router:
-                    listener(batch, at)
+        self.late.tell(router, batch, now)
 
 
 def router_name(index: int) -> str:

@@ -156,11 +156,11 @@ class CacheStore:
         if node.key is None:
             return
         del self.nodes[node.key]
-        last = self.events[-1] if self.events else None
-        if isinstance(last, Removed):
-            last.hashes.append(hex_of(node.key))
+        events = self.events
+        if events and isinstance(events[-1], Removed):
+            events[-1].hashes.append(hex_of(node.key))
         else:
-            self.events.append(Removed(hashes=[hex_of(node.key)]))
+            events.append(Removed(hashes=[hex_of(node.key)]))
 
     def _tell_move(self, node: Node, old: int, new: int) -> None:
         if node.key is not None:

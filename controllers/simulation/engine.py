@@ -20,15 +20,18 @@ from collections import deque
 from typing import NamedTuple
 
 from controllers.events import Iteration
+from controllers.fair_queue import Bounds
 from controllers.simulation.cache import Ask, Cache, Held
 from controllers.simulation.cache_store import CacheShape
 from controllers.simulation.iterations import Iterations
 from controllers.simulation.timing import TimingCurve
 
+ANY = Bounds(1 << 30)
+
 
 class EngineShape(NamedTuple):
     """`slowness`: how many times longer everything takes. `reference_blocks`: what the timing
-    curve's share of blocks is a share of. `gather_s`: see `gate`."""
+    curve's share of blocks is a share of. The last three fields are of `gate`."""
 
     cache: CacheShape
     curve: TimingCurve
@@ -38,6 +41,8 @@ class EngineShape(NamedTuple):
     max_sequences: int = 256
     slowness: float = 1.0
     onboard_ms_per_block: float = 0.2
+    gate_bounds: Bounds = ANY
+    max_kept_share: float = 0.0
     gather_s: float = 0.0
 
 
@@ -48,6 +53,7 @@ class Job:
         "ask",
         "held",
         "index",
+        "is_aborted",
         "is_piece",
         "num_tokens",
         "output_tokens",
@@ -59,6 +65,7 @@ class Job:
     ) -> None:
         self.index = index
         self.is_piece = is_piece
+        self.is_aborted = False
         self.num_tokens = num_tokens
         self.output_tokens = output_tokens
         self.ask = ask
@@ -87,6 +94,7 @@ class Engine:
         self._decoding: list[tuple[int, int, Job]] = []  # heap by iteration of the last token
         self._hits: list[Job] = []
         self._pieces: list[tuple[Job, int]] = []
+        self._has_aborted = False
         self._num_iterations = 0
         self._num_in_run = 1  # equal iterations until end_ms
         self._start_ms = 0.0
@@ -113,6 +121,14 @@ class Engine:
             self.plan(now)
         elif self._num_in_run > 1:
             self._cut(now)
+
+    def abort(self, job: Job) -> None:
+        """Nobody wants it any more, and it has no first token yet: if it waits it is gone at once,
+        else at the end of the iteration. One that is not here changes nothing."""
+        if job.held is not None:
+            job.is_aborted = self._has_aborted = True
+        elif job in self.waiting:
+            self.waiting.remove(job)
 
     def plan(self, now: float) -> None:
         """Begin the next iteration, if there is anything to do."""
@@ -141,6 +157,8 @@ class Engine:
         self._num_iterations += self._num_in_run
         self._iterations.add(*self._run, self._iteration_ms, self._num_in_run)
         self.end_ms = math.inf
+        if self._has_aborted:
+            self._drop_aborted(now_s)
         done: list[Job] = []
         while self._decoding and self._decoding[0][0] <= self._num_iterations:
             done.append(heapq.heappop(self._decoding)[2])
@@ -162,6 +180,16 @@ class Engine:
             assert job.held is not None
             self.cache.release(job.held, now_s)
         return Ended(first, done)
+
+    def _drop_aborted(self, now_s: float) -> None:
+        for job in [*self._prefilling, *self._hits]:
+            if job.is_aborted:
+                assert job.held is not None
+                self.cache.release(job.held, now_s)
+        self._prefilling = [job for job in self._prefilling if not job.is_aborted]
+        self._hits = [job for job in self._hits if not job.is_aborted]
+        self._pieces = [piece for piece in self._pieces if not piece[0].is_aborted]
+        self._has_aborted = False
 
     def _decode(self, job: Job) -> None:
         last = self._num_iterations + job.output_tokens - 1
@@ -214,4 +242,5 @@ class Engine:
         num = max(1, math.ceil((now - self._start_ms) / self._iteration_ms - 1e-9))
         if num < self._num_in_run:
             self._num_in_run = num
-            self.end_ms = self._start_ms + num * self._iteration_ms
+            # Rounding may put the end of an iteration a little before the moment in which it ends.
+            self.end_ms = max(now, self._start_ms + num * self._iteration_ms)

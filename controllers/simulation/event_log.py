@@ -8,21 +8,23 @@ equally late, so one table serves them all. Times are in ms.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import TypeAlias
 
-from controllers.events import EventBatch, Load
+from controllers.events import EventBatch, Load, Removed
 from controllers.routing_table import RoutingTable
 
 OnLoad: TypeAlias = Callable[[str, Load, float], None]
+OnRemoved: TypeAlias = Callable[[str, Sequence[str], float], None]
 
 ASK_MS = 20.0  # from the question to the snapshot on the log
 RETRY_MS = 1000.0  # a worker is asked at most so often
 
 
 class EventLog:
-    """`on_load(worker, load, now)` hears of load records; `ask(worker, at)` brings a snapshot."""
+    """`on_load(worker, load, now)` hears of load records, `on_removed(worker, hashes, now)` of what
+    caches lost, if anybody wants to know; `ask(worker, at)` brings a snapshot."""
 
     def __init__(
         self,
@@ -31,6 +33,7 @@ class EventLog:
         loss: float,
         rng: Random,
         on_load: OnLoad,
+        on_removed: OnRemoved | None,
         ask: Callable[[str, float], None],
     ) -> None:
         self.num_lost = 0
@@ -40,6 +43,7 @@ class EventLog:
         self._loss = loss
         self._rng = rng
         self._on_load = on_load
+        self._on_removed = on_removed
         self._ask = ask
         self._asked_at: dict[str, float] = {}
         self._on_the_way: deque[tuple[float, EventBatch]] = deque()
@@ -66,6 +70,8 @@ class EventLog:
         for event in batch.events:
             if isinstance(event, Load):
                 self._on_load(batch.worker, event, now)
+            elif isinstance(event, Removed) and self._on_removed is not None:
+                self._on_removed(batch.worker, event.hashes, now)
         if applied.is_stale and now - self._asked_at.get(batch.worker, -RETRY_MS) >= RETRY_MS:
             self._asked_at[batch.worker] = now
             self._ask(batch.worker, now + ASK_MS)

@@ -24,8 +24,10 @@ class FreeQueue:
     def put(self, node: Node) -> None:
         """To the tail of its retention priority's queue."""
         priority = node.retention_priority
-        self._queues[priority][node] = None
-        self._occupied |= 1 << priority
+        queue = self._queues[priority]
+        if not queue:
+            self._occupied |= 1 << priority
+        queue[node] = None
         node.queued_at = priority
         self.num_blocks += node.num_blocks
 

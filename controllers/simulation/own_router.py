@@ -3,21 +3,40 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
+from typing import NamedTuple
 
 import msgspec
 
 from controllers.booking_sums import DONE, FIRST_TOKEN, SENT
 from controllers.cost_model import CostModel
 from controllers.events import Booking, BookingBatch, Load
-from controllers.placement import Placement, Query, Refused
+from controllers.pieces import Pieces
+from controllers.placement import Placement, Query
 from controllers.placement import Sent as Decision
 from controllers.simulation.booking_bus import BookingBus, router_name
+from controllers.simulation.entrances import Excluded
+from controllers.simulation.keeper import Keeper
 from controllers.simulation.prompt_blocks import PrefixTable, PromptBlocks
-from controllers.simulation.routers import Sent
+from controllers.simulation.result import Floats
+from controllers.simulation.routers import Refused, Sent
 from controllers.simulation.settings import FleetSettings
+from controllers.simulation.standing import Standings
 from controllers.simulation.trace import Request
+
+
+class Around(NamedTuple):
+    """What a router knows of the trace, and whom it asks. `per`: blocks of a trace block."""
+
+    requests: Sequence[Request]
+    arrival_ms: Floats
+    per: int
+    standings: Standings
+    has_started: Callable[[int], bool]  # by number: its first token came
+    pieces: Mapping[int, Pieces]  # by number, of those that had any
+    keeper: Keeper | None
+    excluded: Excluded | None
 
 
 class CachelaneRouter:
@@ -29,18 +48,16 @@ class CachelaneRouter:
         self,
         index: int,
         settings: FleetSettings,
+        around: Around,
         table: PrefixTable,
         rng: Random,
         bus: BookingBus,
-        per: int,
     ) -> None:
         self._index = index
+        self._around = around
         self._table = table
         self._bus = bus
-        self._per = per
         self._has_others = settings.num_routers > 1
-        self._since_s: dict[int, float] = {}  # when requests under way came
-        self._num_tokens: dict[str, int] = {}
         self._bookings: dict[str, Booking] = {}
         self._placement = Placement(
             settings.routing,
@@ -48,25 +65,32 @@ class CachelaneRouter:
             rng,
             max_running=settings.max_sequences,
             router_id=router_name(index),
+            losses=around.keeper,
         )
+
+    @property
+    def num_waiting(self) -> int:
+        return self._placement.num_waiting
 
     def set_workers(self, worker_to_blocks: Mapping[str, int]) -> None:
         self._placement.set_workers(worker_to_blocks)
 
     def submit(self, request: Request, now: float) -> None:
-        query = Query(
-            request_id=str(request.number),
-            hashes=PromptBlocks(request.trace_blocks, request.num_blocks, self._per),
-            num_tokens=request.num_tokens,
-            request_type=request.request_type,
-        )
-        since_s = self._since_s.setdefault(request.number, now / 1000.0)
-        self._num_tokens[query.request_id] = request.num_tokens
-        self._placement.submit(query, now / 1000.0, since_s)
+        since_s = float(self._around.arrival_ms[request.number]) / 1000.0
+        self._placement.submit(self._query(request), now / 1000.0, since_s)
 
-    def decide(self, now: float) -> list[Sent]:
-        results = self._placement.run(self._table, now / 1000.0)
-        return [self._sent(result, now) for result in results]
+    def decide(self, now: float) -> list[Sent | Refused]:
+        now_s, excluded = now / 1000.0, self._around.excluded
+        if excluded is None:
+            results = self._placement.run(self._table, now_s)
+        else:
+            results = self._placement.run(self._table, now_s, lambda q: excluded(q, now_s))
+        return [
+            self._sent(result, now)
+            if isinstance(result, Decision)
+            else Refused(int(result.request_id))
+            for result in results
+        ]
 
     def wake_ms(self, now: float) -> float:
         wake_s = self._placement.wake_s(now / 1000.0)
@@ -78,9 +102,6 @@ class CachelaneRouter:
 
     def release(self, request: Request, now: float, output_tokens: int) -> None:
         request_id = str(request.number)
-        if output_tokens:
-            self._since_s.pop(request.number, None)
-            self._num_tokens.pop(request_id, None)
         self._placement.release(request_id, now / 1000.0, output_tokens)
         self._tell(request_id, DONE, now)
         self._bookings.pop(request_id, None)
@@ -96,10 +117,28 @@ class CachelaneRouter:
         if self._has_others:
             self._bus.tell(self._index, len(self._bookings), [], now)
 
-    def _sent(self, result: Decision | Refused, now: float) -> Sent:
-        assert isinstance(result, Decision), "there is a worker, and any time is in time"
-        request_id, placed = result.request_id, result.placed
-        num_tokens = result.num_tokens or self._num_tokens[request_id]
+    def _query(self, request: Request) -> Query:
+        """As an ingress makes it."""
+        standing, keeper = self._around.standings.of(request), self._around.keeper
+        is_started = self._around.has_started(request.number)
+        pieces = self._around.pieces.get(request.number)
+        return Query(
+            request_id=str(request.number),
+            hashes=PromptBlocks(request.trace_blocks, request.num_blocks, self._around.per),
+            num_tokens=request.num_tokens,
+            request_type=request.request_type,
+            rank=standing.rank,
+            tenant=standing.tenant,
+            weight=standing.weight,
+            max_ttft_ms=None if is_started else standing.max_ttft_ms,
+            is_whole=pieces is not None and pieces.is_whole,
+            prompt_use=None if keeper is None else keeper.prompt_use(request),
+        )
+
+    def _sent(self, decision: Decision, now: float) -> Sent:
+        request_id, placed = decision.request_id, decision.placed
+        request = self._around.requests[int(request_id)]
+        num_tokens = decision.num_tokens or request.num_tokens
         uncached = max(0, num_tokens - placed.predicted_cached_tokens)
         if self._has_others:
             self._bookings[request_id] = Booking(
@@ -108,10 +147,11 @@ class CachelaneRouter:
                 state=SENT,
                 prefill_tokens=uncached,
                 num_blocks=-(-num_tokens // self._table.block_size),
+                rank=self._around.standings.of(request).rank,
                 service_ms=placed.predicted_service_ms,
             )
             self._tell(request_id, SENT, now)
-        return Sent(int(request_id), placed.worker, uncached, result.num_tokens)
+        return Sent(int(request_id), placed.worker, uncached, decision.num_tokens)
 
     def _tell(self, request_id: str, state: str, now: float) -> None:
         booking = self._bookings.get(request_id)

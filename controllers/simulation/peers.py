@@ -25,6 +25,8 @@ from controllers.errors import SettingsError
 
 Costs: TypeAlias = list[float]
 
+MAX_WEIGHT = 1e9  # with more a cost is no number any more
+
 
 class Sight(NamedTuple):
     """A request before the workers that may take it. Lists have one value for each."""
@@ -104,6 +106,7 @@ def trtllm(sight: Sight, load_weight: float) -> Costs:
 
 
 def trtllm_old(sight: Sight, batch_size: float) -> Costs:
+    batch_size = max(1.0, batch_size)
     return [
         num / batch_size - matched / max(1, sight.num_blocks)
         for num, matched in zip(sight.num_requests, sight.matched_blocks, strict=True)
@@ -166,6 +169,13 @@ def formula_of(name: str) -> Formula:
         weights = tuple(float(part) for part in text.split("/"))
     except ValueError:
         weights = ()
-    if len(weights) != len(formula.weights):
-        raise SettingsError(f"router {name!r}: {peer} takes {len(formula.weights)} weights as 1/2")
+    if len(weights) != len(formula.weights) or not all(abs(w) <= MAX_WEIGHT for w in weights):
+        raise SettingsError(f"router {name!r}: {_usage(peer, formula)}")
     return formula._replace(weights=weights)
+
+
+def _usage(peer: str, formula: Formula) -> str:
+    if not formula.weights:
+        return f"{peer} takes no weights"
+    own = "/".join(f"{weight:g}" for weight in formula.weights)
+    return f"{peer} takes {len(formula.weights)} numbers, its own are {peer}:{own}"

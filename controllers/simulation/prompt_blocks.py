@@ -7,50 +7,26 @@ all of them; blocks in between need not be stored, told or looked up one by one.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import overload
+from itertools import chain
 
 from controllers.placement_types import WorkerView
 from controllers.routing_table import RoutingTable
 from controllers.worker_state import Overlap
 
 
-class PromptBlocks(Sequence[int]):
-    """Block hashes of a prompt's full blocks, made when they are asked for."""
+class PromptBlocks(list[int]):
+    """Block hashes of a prompt's full blocks."""
 
     def __init__(self, trace_blocks: Sequence[int], num_blocks: int, per: int) -> None:
         """`per`: blocks of a trace block. The last trace block may have fewer."""
-        self._trace_blocks = trace_blocks
-        self._num_blocks = num_blocks
+        starts = [number * per for number in trace_blocks]
+        super().__init__(chain.from_iterable([range(start, start + per) for start in starts]))
+        del self[num_blocks:]
         self._per = per
-
-    def __len__(self) -> int:
-        return self._num_blocks
-
-    @overload
-    def __getitem__(self, at: int) -> int: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[int]: ...
-    def __getitem__(self, at: int | slice) -> int | list[int]:
-        if isinstance(at, slice):
-            return self._slice(*at.indices(self._num_blocks))
-        index = at + self._num_blocks if at < 0 else at
-        if not 0 <= index < self._num_blocks:
-            raise IndexError(f"block {at} of {self._num_blocks}")
-        return self._trace_blocks[index // self._per] * self._per + index % self._per
 
     def first_of_each(self) -> list[int]:
         """Of every trace block; what a `PrefixTable` knows them by."""
-        per = self._per
-        return [trace_block * per for trace_block in self._trace_blocks]
-
-    def _slice(self, start: int, stop: int, step: int) -> list[int]:
-        if step != 1 or start >= stop:
-            return [self[index] for index in range(start, stop, step)]
-        per = self._per
-        first = start // per
-        of_each = (number * per for number in self._trace_blocks[first : (stop - 1) // per + 1])
-        every = [block for begin in of_each for block in range(begin, begin + per)]
-        return every[start - first * per : stop - first * per]
+        return self[:: self._per]
 
 
 class PrefixTable:
@@ -66,12 +42,10 @@ class PrefixTable:
         return self.table.workers
 
     def overlap(self, hashes: Sequence[int]) -> dict[str, Overlap]:
-        """`hashes` are those of a PromptBlocks, or the first of them."""
-        if isinstance(hashes, PromptBlocks):
-            found = self.table.overlap(hashes.first_of_each())
-        else:
-            found = self.table.overlap(hashes[:: self._per])
-        return {worker: self._in_blocks(known, len(hashes)) for worker, known in found.items()}
+        """`hashes` as PromptBlocks, or the first of them."""
+        found = self.table.overlap(hashes[:: self._per])
+        known = {each: self._in_blocks(each, len(hashes)) for each in set(found.values())}
+        return {worker: known[each] for worker, each in found.items()}
 
     def is_stale(self, worker: str) -> bool:
         return self.table.is_stale(worker)

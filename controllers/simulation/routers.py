@@ -30,21 +30,32 @@ class Sent(NamedTuple):
     piece_tokens: int | None = None
 
 
+class Refused(NamedTuple):
+    """Request `number` waited, and cannot be sent any more; the router has forgotten it."""
+
+    number: int
+
+
 class Router(Protocol):
     """`needs_loads`: it reads load records."""
 
     needs_loads: bool
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that it has not sent anywhere yet."""
+        ...
 
     def set_workers(self, worker_to_blocks: Mapping[str, int]) -> None:
         """Those that may take requests. What was sent to others is forgotten."""
         ...
 
     def submit(self, request: Request, now: float) -> None:
-        """It came, or has to run again, or a piece of it has ended."""
+        """It came, or has to run again or elsewhere, or a piece of it has ended."""
         ...
 
-    def decide(self, now: float) -> list[Sent]:
-        """Who goes where now. There is a worker."""
+    def decide(self, now: float) -> Sequence[Sent | Refused]:
+        """Who goes where now, and who cannot. There is a worker."""
         ...
 
     def wake_ms(self, now: float) -> float:
@@ -54,7 +65,8 @@ class Router(Protocol):
     def first_token(self, request: Request, now: float) -> None: ...
 
     def release(self, request: Request, now: float, output_tokens: int) -> None:
-        """It has ended. Requests that were forgotten change nothing."""
+        """It has left its worker, or waits no longer. Requests that were forgotten change
+        nothing."""
         ...
 
     def on_load(self, worker: str, load: Load, now: float) -> None: ...
@@ -124,6 +136,10 @@ class PeerRouter:
         self._bookings: dict[int, _Booking] = {}
         self._num_sent = 0
         self._waiting: list[Request] = []
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
 
     def set_workers(self, worker_to_blocks: Mapping[str, int]) -> None:
         for worker in [w for w in self._books if w not in worker_to_blocks]:

@@ -22,13 +22,16 @@ from controllers.errors import SettingsError
 from controllers.retention import Spans
 
 TRACE_BLOCK = 512  # tokens
+MAX_TOKENS = 10_000_000  # of a prompt or an answer
+MAX_DAYS = 31
 
-Tokens = Annotated[int, Meta(ge=1)]
-Count = Annotated[int, Meta(ge=0)]
+Tokens = Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
+Count = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One line of a trace. The last three fields are ours and optional."""
+    """One line of a trace. From `request_type` on the fields are ours and optional. `tier` None:
+    that of the request type."""
 
     timestamp: float
     input_length: Tokens
@@ -37,6 +40,8 @@ class Row(msgspec.Struct, frozen=True):
     request_type: str = "interactive"
     system_length: Count = 0  # tokens of the system prompt
     history_length: Count = 0  # tokens of system prompt and earlier turns
+    tenant: str = "default"
+    tier: str | None = None
 
 
 class _DeltaRow(msgspec.Struct, frozen=True):
@@ -60,6 +65,8 @@ class Request(NamedTuple):
     num_blocks: int
     request_type: str
     spans: Spans
+    tenant: str = "default"
+    tier: str | None = None
 
     def piece(self, num_tokens: int, block_size: int) -> Request:
         """Its leading whole trace blocks within so many tokens, asked for one output token."""
@@ -132,6 +139,8 @@ def build(rows: Sequence[Row], block_size: int) -> Trace:
                 num_blocks=num_full - left,
                 request_type=row.request_type,
                 spans=_spans(row),
+                tenant=row.tenant,
+                tier=row.tier,
             )
         )
     return Trace(block_size, requests, num_blocks_of)
@@ -139,10 +148,20 @@ def build(rows: Sequence[Row], block_size: int) -> Trace:
 
 def arrivals_ms(trace: Trace, speedup: float, jitter: float, seed: int) -> npt.NDArray[np.float64]:
     """Arrivals `speedup` times as fast; every gap is up to `jitter` of itself longer or shorter,
-    so that seeds differ."""
+    so that seeds differ. Raises SettingsError if one comes after more than MAX_DAYS."""
     times = np.array([request.arrival_ms for request in trace.requests])
     noise = np.random.default_rng(seed).uniform(-jitter, jitter, len(times))
-    return np.asarray(np.cumsum(np.diff(times / speedup, prepend=0.0) * (1.0 + noise)))
+    with np.errstate(over="ignore", invalid="ignore"):
+        arrivals = np.cumsum(np.diff(times / speedup, prepend=0.0) * (1.0 + noise))
+    is_late = ~(arrivals <= MAX_DAYS * 86_400_000.0)
+    if is_late.any():
+        number = int(is_late.argmax())
+        raise SettingsError(
+            f"request {number + 1} of the trace, in the order of time, comes "
+            f"{times[number]:.4g} ms after the first: {MAX_DAYS} days at speedup {speedup:g} are "
+            "the most. Timestamps are milliseconds"
+        )
+    return np.asarray(arrivals)
 
 
 _Decode: TypeAlias = Callable[[str | bytes], Row]
@@ -165,6 +184,11 @@ class _Deltas:
     def decode(self, line: str | bytes) -> Row:
         row = self._decoder.decode(line)
         ids = self._ids.get((row.s, row.a), [])[: row.k]
+        num_ids, num_blocks = len(ids) + sum(num for _, num in row.r), -(-row.i // TRACE_BLOCK)
+        if num_ids > num_blocks:
+            raise msgspec.ValidationError(
+                f"{num_ids} trace blocks in k and r, {num_blocks} in {row.i} tokens"
+            )
         for start, length in row.r:
             ids = [*ids, *range(start, start + length)]
         self._ids[row.s, row.a] = ids

@@ -46,8 +46,8 @@ class WorkerLog:
         )
         return self.batch([up], now)
 
-    def end(self, now: float) -> EventBatch:
-        return self.batch([WorkerDown(reason="simulated outage")], now)
+    def end(self, reason: str, now: float) -> EventBatch:
+        return self.batch([WorkerDown(reason=reason)], now)
 
     def batch(self, events: list[Event], now: float) -> EventBatch:
         seq, self._seq = self._seq, self._seq + 1

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from infra.bus_facts import BusFacts
 from infra.doctor.fleet import Heard
-from infra.event_bus import KafkaBus, inspect
+from infra.event_bus import KafkaBus
 from infra.event_bus_base import Reader, ResetRequired
+from infra.kafka_inspect import inspect
 from infra.settings_sections import KafkaSettings
 
 PRODUCT = "cachelane"

@@ -12,11 +12,13 @@ import psutil
 import pytest
 from kafka import KafkaAdminClient
 from kafka.admin import ConfigResource, ConfigResourceType
+from kafka.partitioner.default import murmur2
 
 from controllers.errors import BrokerError, BusError
-from infra.event_bus import KafkaBus, ensure_topics, is_answering
+from infra.event_bus import KafkaBus
 from infra.event_bus_base import Loss, Reader, Record, ResetRequired
 from infra.event_producer import ProducerLimits
+from infra.kafka_admin import ensure_topics, is_answering
 from infra.kafka_jars import fetch_jars
 from infra.local_broker import BrokerPaths, LocalBroker
 from infra.local_broker_tansu import attach_local_broker, start_local_broker
@@ -140,7 +142,7 @@ def test_both_sides_heal_after_the_broker_lost_everything(own_broker):
     wait_until(is_reset)
     (first, *_) = read(reader, 1)
     assert (first.offset, first.value) == (0, b"new")
-    assert producer.health().num_connects >= 2
+    assert producer.health().is_connected
     reader.close()
     producer.close()
 
@@ -190,6 +192,20 @@ def test_topics_are_created_as_specified(kafka_broker):
     assert found == {topic: spec["configs"] for topic, spec in specs.items()}
 
 
+def test_a_key_has_the_partition_that_other_clients_give_it(kafka_broker):
+    settings = fresh_settings(kafka_broker.bootstrap, num_partitions=12)
+    bus, deliveries = KafkaBus(settings), []
+    producer = bus.producer(on_delivery=deliveries.append)
+    for number in range(30):
+        assert producer.publish(bus.topics.decisions, b"worker-%d" % number, b"x")
+    assert producer.flush(30.0)
+    producer.close()
+    assert {d.key: d.partition for d in deliveries} == {
+        key: (murmur2(key) & 0x7FFFFFFF) % settings.num_partitions
+        for key in (b"worker-%d" % number for number in range(30))
+    }
+
+
 def test_other_partition_count_is_refused(kafka_broker):
     settings = fresh_settings(kafka_broker.bootstrap, num_partitions=2)
     ensure_topics(settings)
@@ -223,7 +239,7 @@ def test_topics_created_by_several_at_once(kafka_broker):
 
 def test_address_that_does_not_speak_kafka(monkeypatch):
     """Construction, publish and close return at once, and attempts leave no thread behind."""
-    monkeypatch.setattr("infra.event_bus.CONNECT_TIMEOUT_MS", 300)
+    monkeypatch.setattr("infra.kafka_admin.CONNECT_TIMEOUT_MS", 300)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()

@@ -8,7 +8,8 @@ from typing import Protocol
 
 import pytest
 
-from controllers.booking_sums import NO_TOTALS, Totals
+from controllers.booking_sums import NO_TOTALS, SENT, Totals
+from controllers.events import Booking
 from controllers.other_routers import OtherRouters
 from infra.event_bus import KafkaBus
 from infra.event_bus_base import Bus, Topics
@@ -42,7 +43,14 @@ class Router:
 
     def sent(self, request_id: str) -> None:
         self.sharing.sent(
-            request_id, "a-0", prefill_tokens=10, num_blocks=2, rank=0, service_ms=5.0
+            Booking(
+                request_id=request_id,
+                worker="a-0",
+                state=SENT,
+                prefill_tokens=10,
+                num_blocks=2,
+                service_ms=5.0,
+            )
         )
 
     def hears(self, totals: Totals) -> Callable[[], bool]:
