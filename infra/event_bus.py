@@ -14,7 +14,6 @@ from infra.event_reader import EventReader
 from infra.kafka_address import parse_addresses
 from infra.kafka_admin import ensure_topics
 from infra.kafka_fetcher import KafkaFetcher
-from infra.kafka_options import check_security
 from infra.kafka_sender import KafkaSender
 from infra.settings_sections import KafkaSettings
 
@@ -24,7 +23,6 @@ class KafkaBus:
 
     def __init__(self, settings: KafkaSettings, limits: ProducerLimits | None = None) -> None:
         parse_addresses(settings.bootstrap_servers or "")
-        check_security(settings.security)
         self.topics = Topics(settings.topic_prefix)
         self._settings = settings
         self._limits = limits or ProducerLimits(max_record_bytes=settings.max_record_bytes)

@@ -15,6 +15,7 @@ import time
 from collections.abc import Collection
 from typing import Any
 
+import msgspec
 from kafka import KafkaAdminClient
 from kafka.errors import KafkaError, TopicAlreadyExistsError
 from kafka.net.compat import KafkaNetClient
@@ -87,7 +88,7 @@ def open_admin(settings: KafkaSettings, **options: Any) -> tuple[Any, KafkaNetCl
         "client_id": "cachelane",
         "reconnect_backoff_max_ms": 1_000,
         "kafka_client": make_net_client,
-        **settings.security,
+        **msgspec.to_builtins(settings.security),
         **options,
     }
     with ConnectionProblems() as problems:

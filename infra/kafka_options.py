@@ -6,7 +6,7 @@ and again, in threads of its own, and tells only its statistics whether it is co
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from concurrent.futures import TimeoutError as NoAnswer
 from contextlib import contextmanager
 from typing import Any
@@ -19,7 +19,7 @@ from infra.settings_sections import KafkaSettings
 
 STATISTICS_INTERVAL_MS = 1_000
 
-# The setting's name -> the client's. The administrative client takes the names of the settings.
+# `KafkaSecurity`'s name -> the client's. The administrative client takes the names of the settings.
 SECURITY_OPTIONS = {
     "security_protocol": "security.protocol",
     "ssl_check_hostname": "ssl.endpoint.identification.algorithm",
@@ -82,24 +82,17 @@ def bus_errors(what: str) -> Iterator[None]:
     """What the client raises becomes a BusError that begins with `what`."""
     try:
         yield
-    except (KafkaException, BufferError, NoAnswer) as error:
+    except NoAnswer as error:
+        raise BusError(f"{what}: no answer in time") from error
+    except KafkaException as error:
+        raise BusError(f"{what}: {error.args[0].str()}") from error
+    except BufferError as error:
         raise BusError(f"{what}: {error}") from error
 
 
-def check_security(names: Collection[str]) -> None:
-    """Raises BusError."""
-    for name in names:
-        if name not in SECURITY_OPTIONS:
-            valid = ", ".join(SECURITY_OPTIONS)
-            raise BusError(f"kafka.security has unknown {name!r}; valid: {valid}")
-
-
-def _security_options(settings: KafkaSettings) -> dict[str, str | int | bool]:
-    options: dict[str, str | int | bool] = {
-        SECURITY_OPTIONS[name]: value
-        for name, value in settings.security.items()
-        if value is not None
-    }
+def _security_options(settings: KafkaSettings) -> dict[str, str | bool]:
+    given: dict[str, str | bool] = msgspec.to_builtins(settings.security)
+    options = {SECURITY_OPTIONS[name]: value for name, value in given.items()}
     name = SECURITY_OPTIONS["ssl_check_hostname"]
     if name in options:
         options[name] = "https" if options[name] else "none"

@@ -1,7 +1,8 @@
 """One connection that sends, see `infra.event_producer.Sender`.
 
 Client facts that shape this file (librdkafka by confluent-kafka 2): it tells what came of a record
-while it is polled, so a thread polls it; what it gives up after a retry is reported as failed.
+while it is polled, so a thread polls it; it repeats what can be repeated, gives up each record at
+its own time, and goes on with the others unless the error is fatal.
 """
 
 from __future__ import annotations
@@ -89,7 +90,5 @@ class KafkaSender:
         if error is None:
             done("", message.partition() or 0, message.offset() or 0)
             return
-        # The client repeats what can be repeated. What still fails may be its fatal state.
-        if error.code() != KafkaError.MSG_SIZE_TOO_LARGE:
-            self._has_failed = True
+        self._has_failed |= error.fatal()
         done(error.str(), -1, -1)

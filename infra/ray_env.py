@@ -67,6 +67,9 @@ def serving_environment() -> dict[str, str]:
     return {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+        # It also keeps a thousand log lines in memory, where nobody reads them when it matters and
+        # a killed process takes them along. Requests are not logged, so there are few.
+        "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1",
         # The default of 4 MiB is less than a long prompt's token ids.
         "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(MAX_MESSAGE_BYTES),
         # Serve looks after HAProxy as slowly as after a proxy of its own: half a minute by default.

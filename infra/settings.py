@@ -2,8 +2,8 @@
 
 Owns defaults, types and error messages of every setting. Knows nothing of what the settings do.
 Defaults run the laptop. `CACHELANE_<SECTION>__<KEY>=value` (two underscores) overrides a key;
-the value is read as YAML. An unknown key, a wrong type or a duplicate key is a SettingsError that
-names the path and the valid values.
+the value is read as YAML, and as it stands where secrets are, below `kafka.security`. An unknown
+key, a wrong type or a duplicate key is a SettingsError that names the path and the valid values.
 """
 
 from __future__ import annotations
@@ -180,7 +180,13 @@ def _apply_env(values: dict[str, Any], env: Mapping[str, str]) -> None:
             if not isinstance(nested, dict):
                 raise SettingsError(f"{name}: {section} is not a section")
             target = nested
-        target[key] = _parse_yaml(env[name], name)
+        path = (*sections, key)
+        target[key] = (env[name] or None) if _is_text(path) else _parse_yaml(env[name], name)
+
+
+def _is_text(path: tuple[str, ...]) -> bool:
+    """YAML would make another value of a password like 0123, yes or `a: b`."""
+    return path[:-1] == ("kafka", "security") and path[-1] != "ssl_check_hostname"
 
 
 def _check(settings: Settings) -> None:

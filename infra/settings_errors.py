@@ -46,6 +46,10 @@ def _advice(what: str, hint: Any, value: Any) -> str:
         return f"; valid values: {', '.join(choices)}"
     if "`str" in what and what.endswith("got `bool`"):
         return "; YAML reads yes, no, on, off, true and false as booleans: quote it"
+    if "`str" in what and what.endswith(("got `int`", "got `float`")):
+        return "; YAML reads it as a number: quote it"
+    if "`str" in what and what.endswith(("got `date`", "got `datetime`")):
+        return "; YAML reads it as a date: quote it"
     if isinstance(value, str) and what.endswith("got `str`"):
         return _number_advice(what, value)
     return ""

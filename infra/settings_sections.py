@@ -69,6 +69,24 @@ class ExecutorSettings(Section, frozen=True):
     trtllm: TrtllmSettings = TrtllmSettings()
 
 
+class KafkaSecurity(Section, frozen=True, omit_defaults=True):
+    """How clients connect; the plain values hold only what is set, so that they can be passed on.
+
+    None: as the clients do by themselves.
+    """
+
+    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] | None = None
+    ssl_check_hostname: bool | None = None
+    ssl_cafile: NotEmpty | None = None
+    ssl_certfile: NotEmpty | None = None
+    ssl_keyfile: NotEmpty | None = None
+    ssl_password: NotEmpty | None = None
+    ssl_crlfile: NotEmpty | None = None
+    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None = None
+    sasl_plain_username: NotEmpty | None = None
+    sasl_plain_password: NotEmpty | None = None
+
+
 class KafkaSettings(Section, frozen=True):
     bootstrap_servers: str | None = None  # None: the embedded broker
     topic_prefix: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,100}$")] = "cachelane"
@@ -78,8 +96,9 @@ class KafkaSettings(Section, frozen=True):
     decisions_retention_s: Seconds = 86400.0
     bookings_retention_s: Seconds = 600.0
     uses_retention_s: Seconds = 1800.0
-    max_record_bytes: Annotated[int, Meta(ge=10_000)] = 1_000_000
-    security: dict[str, str | int | bool | None] = {}  # security_protocol, ssl_*, sasl_*: passed on
+    # Readers ask for twice as much at once, which their client takes up to 1e9.
+    max_record_bytes: Annotated[int, Meta(ge=10_000, le=100_000_000)] = 1_000_000
+    security: KafkaSecurity = KafkaSecurity()
 
 
 class EventSettings(Section, frozen=True):

@@ -25,6 +25,12 @@ class DecisionLog:
         self._topic = topic
         self._producer = bus.producer(linger_s=LINGER_S)
 
+    @property
+    def num_lost(self) -> int:
+        """Records that the log did not take."""
+        health = self._producer.health()
+        return health.num_failed + health.num_dropped
+
     def close(self) -> None:
         self._producer.close(1.0)
 

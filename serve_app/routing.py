@@ -216,6 +216,7 @@ class Routing:
                 "bookings": describe_bookings(self._placement.bookings()),
                 "routing": {
                     **describe_routing(self._log.counters),
+                    "decision_records_lost": self._log.num_lost,
                     "in_flight": len(self._in_flight),
                     "waiting": self._entrance.num_waiting,
                     "held": self._placement.num_held,

@@ -405,3 +405,13 @@ def test_several_ingresses_share_a_limit_as_many_as_there_are_now() -> None:
         rig.routing.begin(ask("r", TOKENS), Route())
     rig.routing.configure(settings(http={"num_ingress": 1}, tenants=limited(max_concurrent=2)))
     rig.routing.begin(ask("r", TOKENS), Route())
+
+
+def test_decision_records_that_the_log_did_not_take_are_counted() -> None:
+    rig = Rig("a")
+    rig.up("a-0")
+    assert rig.routing.describe()["routing"]["decision_records_lost"] == 0
+    rig.bus.lose_next(1)
+    call = rig.routing.begin(ranked("one", 0, "interactive"), Route())
+    rig.routing.finish(call, "cancelled")
+    assert rig.routing.describe()["routing"]["decision_records_lost"] == 1

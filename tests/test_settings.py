@@ -10,7 +10,12 @@ import pytest
 
 from controllers.errors import SettingsError, SetupError
 from infra.settings import Settings, environment_of, load_settings, to_settings, to_values
-from infra.settings_sections import ExecutorSettings, ModelSettings, TenantSettings
+from infra.settings_sections import (
+    ExecutorSettings,
+    KafkaSecurity,
+    ModelSettings,
+    TenantSettings,
+)
 
 SECTIONS = ", ".join(sorted(Settings.__struct_fields__))
 
@@ -146,17 +151,26 @@ def test_unknown_keys(values: Mapping[str, Any], message: str) -> None:
         ),
         (
             {"kafka": {"security": {"sasl_mechanism": [1]}}},
-            "kafka.security.sasl_mechanism: Expected `bool | int | str | null`, got `array`",
+            "kafka.security.sasl_mechanism: Expected `str | null`, got `array`; "
+            "valid values: 'PLAIN', 'SCRAM-SHA-256', 'SCRAM-SHA-512'",
+        ),
+        (
+            {"kafka": {"max_record_bytes": 600_000_000}},
+            "kafka.max_record_bytes: Expected `int` <= 100000000, got 600000000",
         ),
         (
             {"tenants": {"default": {"api_keys": ["a", 1]}}},
-            "tenants.default.api_keys[1]: Expected `str`, got `int`",
+            "tenants.default.api_keys[1]: Expected `str`, got `int`; "
+            "YAML reads it as a number: quote it",
         ),
         (
             {"tenants": {"default": {"salt": ""}}},
             "tenants.default.salt: Expected `str` of length >= 1, got ''",
         ),
-        ({"tenants": {"default": {}, 7: {}}}, "a key of tenants: Expected `str`, got `int`"),
+        (
+            {"tenants": {"default": {}, 7: {}}},
+            "a key of tenants: Expected `str`, got `int`; YAML reads it as a number: quote it",
+        ),
         ({1: {}}, "a key of the file: Expected `str`"),
         ({"routing": {"beta": float("nan")}}, "routing.beta: Expected `float` >= 0.0, got nan"),
         ({"routing": {"theta": float("inf")}}, "routing.theta: inf is not a finite number"),
@@ -271,6 +285,73 @@ def test_a_yaml_boolean_in_a_file(tmp_path: Path) -> None:
         "model.name: Expected `str | null`, got `bool`; "
         "YAML reads yes, no, on, off, true and false as booleans: quote it"
     )
+
+
+PROTOCOLS = "valid values: 'PLAINTEXT', 'SSL', 'SASL_PLAINTEXT', 'SASL_SSL'"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "security_protocl: SSL",
+            "security_protocl: unknown key; did you mean 'security_protocol'? valid keys: "
+            + ", ".join(sorted(KafkaSecurity.__struct_fields__)),
+        ),
+        ("security_protocol: FOO", f"security_protocol: Invalid enum value 'FOO'; {PROTOCOLS}"),
+        ("security_protocol: ssl", f"security_protocol: Invalid enum value 'ssl'; {PROTOCOLS}"),
+        (
+            "security_protocol: 1",
+            f"security_protocol: Expected `str | null`, got `int`; {PROTOCOLS}",
+        ),
+        (
+            'ssl_check_hostname: "maybe"',
+            "ssl_check_hostname: Expected `bool | null`, got `str`",
+        ),
+        (
+            "sasl_plain_password: 123456",
+            "sasl_plain_password: Expected `str | null`, got `int`; "
+            "YAML reads it as a number: quote it",
+        ),
+        (
+            "sasl_plain_password: 1.5",
+            "sasl_plain_password: Expected `str | null`, got `float`; "
+            "YAML reads it as a number: quote it",
+        ),
+        (
+            "sasl_plain_password: 2020-01-02",
+            "sasl_plain_password: Expected `str | null`, got `date`; "
+            "YAML reads it as a date: quote it",
+        ),
+        ('ssl_cafile: ""', "ssl_cafile: Expected `str` of length >= 1, got ''"),
+    ],
+)
+def test_wrong_kafka_security(tmp_path: Path, text: str, message: str) -> None:
+    found = file_error(tmp_path, f"kafka:\n  security:\n    {text}\n")
+    assert found == f"kafka.security.{message}"
+
+
+@pytest.mark.parametrize("secret", ["123456", "0123", "yes", "null", "p: w", "[a", "{b}", " c# "])
+def test_secrets_from_the_environment_are_taken_as_they_stand(secret: str) -> None:
+    env = {"CACHELANE_KAFKA__SECURITY__SASL_PLAIN_PASSWORD": secret}
+    settings = load_settings(None, env)
+    assert settings.kafka.security == KafkaSecurity(sasl_plain_password=secret)
+    assert to_values(settings)["kafka"]["security"] == {"sasl_plain_password": secret}
+    assert to_settings(to_values(settings)) == settings
+
+
+def test_other_kafka_security_from_the_environment(tmp_path: Path) -> None:
+    path = written(tmp_path, "kafka: {security: {ssl_cafile: /ca, sasl_plain_username: u}}\n")
+    env = {
+        "CACHELANE_KAFKA__SECURITY__SSL_CHECK_HOSTNAME": "false",
+        "CACHELANE_KAFKA__SECURITY__SECURITY_PROTOCOL": "SSL",
+        "CACHELANE_KAFKA__SECURITY__SSL_CAFILE": "",
+    }
+    assert load_settings(path, env).kafka.security == KafkaSecurity(
+        security_protocol="SSL", ssl_check_hostname=False, sasl_plain_username="u"
+    )
+    with pytest.raises(SettingsError, match="ssl_check_hostname: Expected `bool"):
+        load_settings(path, {"CACHELANE_KAFKA__SECURITY__SSL_CHECK_HOSTNAME": "maybe"})
 
 
 def test_merge_keys_and_their_overrides(tmp_path: Path) -> None:

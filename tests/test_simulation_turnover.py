@@ -161,3 +161,12 @@ def test_worker_hours() -> None:
     assert busiest_over_mean([1000.0, 1000.0, 1000.0, 0.0], [4.0, 7.0, 2.0, 0.0]) == pytest.approx(
         (1.0 / 2.0) / (3.0 / 13.0)
     )
+
+
+def test_who_dies_before_it_has_started_never_comes_up() -> None:
+    fleet = Draining()
+    starting = fleet.engines.add(0.0)
+    fleet.turnover.go_down(starting)
+    fleet.turnover.start(starting)
+    assert fleet.engines.workers[starting].state is State.GONE
+    assert fleet.changes == [()]

@@ -73,10 +73,14 @@ class Turnover:
                 self._agenda.note(outage.back_s * 1e3, Kind.UP, outage.worker)
 
     def go_down(self, at: int) -> None:
-        """It dies, or has not ended in time what it had to finish."""
-        if at >= len(self._engines.workers) or not self._engines.workers[at].is_running:
+        """It dies, or has not ended in time what it had to finish. Who is not there does not."""
+        if at >= len(self._engines.workers):
             return
         worker = self._engines.workers[at]
+        if worker.state is State.STARTING:
+            worker.leave(self._agenda.now)
+        if not worker.is_running:
+            return
         lost = worker.end()
         self._log.publish(worker.log.end("simulated outage", self._agenda.now), self._agenda.now)
         if self.scaler is not None:

@@ -147,6 +147,35 @@ def test_both_sides_heal_after_the_broker_lost_everything(own_broker):
     producer.close()
 
 
+def test_an_outage_loses_what_waited_too_long_and_nothing_younger(own_broker):
+    bus = KafkaBus(fresh_settings(own_broker.bootstrap), ProducerLimits(delivery_timeout_s=2.0))
+    losses: list[Loss] = []
+    producer = bus.producer(on_loss=losses.append)
+    topic = bus.topics.kv_events
+    assert producer.publish(topic, KEY, b"before")
+    wait_until(lambda: producer.health().num_published == 1)
+    broker = psutil.Process(own_broker.running.pid)
+    broker.suspend()
+    values = []
+
+    def has_lost_one() -> bool:
+        values.append(b"%d" % len(values))
+        assert producer.publish(topic, KEY, values[-1])
+        return bool(losses)
+
+    try:
+        wait_until(has_lost_one)
+    finally:
+        broker.resume()
+    assert producer.flush(10.0)
+    lost = [loss.value for loss in losses]
+    assert lost == values[: len(lost)]
+    assert len(lost) < len(values) / 2
+    health = producer.health()
+    assert (health.num_failed, health.num_connects) == (len(lost), 1)
+    producer.close()
+
+
 def test_producer_resumes_after_an_outage_longer_than_its_patience(kafka_broker):
     settings = fresh_settings(kafka_broker.bootstrap)
     bus = KafkaBus(settings, ProducerLimits(delivery_timeout_s=1.0))
@@ -168,7 +197,7 @@ def test_producer_resumes_after_an_outage_longer_than_its_patience(kafka_broker)
         return not producer.publish(topic, KEY, b"after")
 
     wait_until(is_through)
-    assert producer.health().is_connected
+    wait_until(lambda: producer.health().is_connected)
     producer.close()
 
 
