@@ -22,13 +22,13 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.report import write_json
-from bench.retention import TYPES
+from bench.retention import TIERS, TYPES
 from bench.retention_mix import load
 from controllers.events import Removed, Stored, ints_of
 from controllers.learned_retention import LearnedRetention
 from controllers.prompt_use import PromptUse
 from controllers.refusals import Refusals
-from controllers.retention_replay import Hits, Prompt, kept_of
+from controllers.retention_replay import Hits, Prompt, kept_of, prompt_use_of
 from controllers.simulation.cache import Ask, Cache
 from controllers.simulation.cache_store import CacheShape
 from controllers.simulation.trace import TRACE_BLOCK
@@ -113,7 +113,7 @@ def routed(prompts: Sequence[Prompt], num_blocks: int, weight: float, seed: int)
         now = prompt.at_s
         workers.learned.fit_if_due(now)
         workers.decay(now)
-        use = _use_of(prompt)
+        use = prompt_use_of(prompt, TIERS, TRACE_BLOCK)
         lost = workers.refusals.lost_tokens(use, now) if weight else {}
         costs = [
             workers.uncached(prompt, at)
@@ -126,17 +126,6 @@ def routed(prompts: Sequence[Prompt], num_blocks: int, weight: float, seed: int)
             hits.asked[prompt.request_type] += len(prompt.hashes)
             hits.hit[prompt.request_type] += num_hits
     return hits
-
-
-def _use_of(prompt: Prompt) -> PromptUse:
-    return PromptUse(
-        hashes=prompt.full_hashes(TRACE_BLOCK),
-        num_tokens=prompt.spans.num_tokens,
-        block_size=TRACE_BLOCK,
-        request_type=prompt.request_type,
-        tenant=prompt.tenant,
-        keeps_reply=False,
-    )
 
 
 def _arguments() -> argparse.Namespace:

@@ -27,8 +27,8 @@ from bench.retention_mix import load
 from controllers.events import PrefixUse, encode
 from controllers.learned_retention import LearnedRetention, Use
 from controllers.prompt_use import PromptUse
-from controllers.retention import Retention, rule_of
-from controllers.retention_replay import Hits, Prompt, replay
+from controllers.retention import Retention
+from controllers.retention_replay import Hits, Prompt, prompt_use_of, replay
 from controllers.shared_uses import SharedUses, UseRecords
 from controllers.simulation.trace import TRACE_BLOCK
 
@@ -158,16 +158,9 @@ def _print_cost(prompts: Sequence[Prompt], num_blocks: int) -> None:
 
 def _prompt_use(prompt: Prompt, split: int = 1) -> PromptUse:
     """Each trace block as so many blocks."""
-    hashes = prompt.full_hashes(TRACE_BLOCK)
-    return PromptUse(
-        hashes=[split * block + part for block in hashes for part in range(split)],
-        num_tokens=prompt.spans.num_tokens,
-        block_size=TRACE_BLOCK // split,
-        request_type=prompt.request_type,
-        tenant=prompt.tenant,
-        is_kept=rule_of(TIERS, prompt.request_type).current.retention_priority != 0,
-        keeps_reply=False,
-    )
+    use = prompt_use_of(prompt, TIERS, TRACE_BLOCK)
+    hashes = [split * block + part for block in use.hashes for part in range(split)]
+    return use._replace(hashes=hashes, block_size=TRACE_BLOCK // split)
 
 
 def _arguments() -> argparse.Namespace:

@@ -70,9 +70,8 @@ class Placing:
         routers = ledger.others.alive(now)
         if len(routers) == 1:
             return None
-        full_ms = float(ledger.model.prefill_ms(ledger.model.max_batched_tokens, 0.0, 1.0))
         place = routers.index(ledger.others.own_id)
-        return stagger_ms(self._books.workers, place, len(routers), full_ms)
+        return stagger_ms(self._books.workers, place, len(routers), self._full_ms())
 
     def in_time(self, query: Query, found: Candidates, costs: Costs, left_ms: float) -> Candidates:
         """Those that could answer within `left_ms`. Raises Overloaded if there are none.
@@ -112,15 +111,12 @@ class Placing:
             return Choice(pick_round_robin(rows, self._num_placed), "policy")
         if self._settings.policy == "least_requests":
             return Choice(pick_least_requests(rows, books.num_requests, self._rng), "load")
-        if extra_ms is not None:
-            costs = costs._replace(cost_ms=costs.cost_ms + extra_ms)
         lost_ms = self.lost_ms(query, now)
         if lost_ms is not None:
             found = found._replace(lost_ms=lost_ms)
-            costs = costs._replace(cost_ms=costs.cost_ms + lost_ms)
-        eviction_ms = self._eviction_ms(costs, now)
-        if eviction_ms is not None:
-            costs = costs._replace(cost_ms=costs.cost_ms + eviction_ms)
+        for more_ms in (extra_ms, lost_ms, self._eviction_ms(costs, now)):
+            if more_ms is not None:
+                costs = costs._replace(cost_ms=costs.cost_ms + more_ms)
         return self._chooser.choose(query, table, found, costs, books, now * 1000.0)
 
     def lost_ms(self, query: Query, now: float) -> Floats | None:
@@ -138,17 +134,22 @@ class Placing:
         """By row of the books: the work of computing again what a smaller cache loses sooner for
         these blocks. None: caches are alike, or nothing is lost."""
         smaller = self._books.smaller
-        share = self._evictions.share_again() if smaller is not None else 0.0
-        if smaller is None or not share:
+        if smaller is None:
+            return None
+        share = self._evictions.share_again()
+        if not share:
             return None
         price = price_of(self._books.busy(now * 1000.0), self._settings.theta)
         return costs.uncached_tokens * smaller * price * (share * self._ms_per_token())
 
     def _ms_per_token(self) -> float:
         """At the price of full iterations on a usual worker."""
+        return self._full_ms() / self.ledger.model.max_batched_tokens
+
+    def _full_ms(self) -> float:
+        """A full iteration on a usual worker."""
         model = self.ledger.model
-        full_ms = float(model.prefill_ms(model.max_batched_tokens, 0.0, 1.0))
-        return full_ms / model.max_batched_tokens
+        return float(model.prefill_ms(model.max_batched_tokens, 0.0, 1.0))
 
     def reserve(
         self,

@@ -88,17 +88,7 @@ class Learned:
         self.learned.removed(_WORKER, removed, prompt.at_s)
 
     def _prompt_use(self, prompt: Prompt) -> PromptUse:
-        """Replies are in no record, so none is kept."""
-        current = rule_of(self._policy, prompt.request_type).current
-        return PromptUse(
-            hashes=prompt.full_hashes(self._block_size),
-            num_tokens=prompt.spans.num_tokens,
-            block_size=self._block_size,
-            request_type=prompt.request_type,
-            tenant=prompt.tenant,
-            is_kept=current.retention_priority != 0,
-            keeps_reply=False,
-        )
+        return prompt_use_of(prompt, self._policy, self._block_size)
 
 
 class Hits(NamedTuple):
@@ -143,3 +133,16 @@ def kept_of(retention: Retention, prompt: Prompt, block_size: int) -> list[Kept]
 def _removed(cache: Cache) -> list[int]:
     removed = [event for event in cache.drain() if isinstance(event, Removed)]
     return [block_hash for event in removed for block_hash in ints_of(event.hashes)]
+
+
+def prompt_use_of(prompt: Prompt, policy: RetentionPolicy, block_size: int) -> PromptUse:
+    """Replies are in no record, so none is kept."""
+    return PromptUse(
+        hashes=prompt.full_hashes(block_size),
+        num_tokens=prompt.spans.num_tokens,
+        block_size=block_size,
+        request_type=prompt.request_type,
+        tenant=prompt.tenant,
+        is_kept=rule_of(policy, prompt.request_type).current.retention_priority != 0,
+        keeps_reply=False,
+    )

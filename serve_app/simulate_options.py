@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
 import math
 import re
-import zlib
 from pathlib import Path
 
 from controllers.errors import EventError, SettingsError
@@ -13,6 +11,7 @@ from controllers.events import EventBatch, decode_batch
 from controllers.simulation.settings import Outage
 from controllers.simulation.timing import TimingCurve, fit_curve
 from controllers.simulation.trace import Row, read_rows
+from serve_app.cli_common import read_bytes
 
 # What the fields of FleetSettings are called here.
 OPTION_OF = {
@@ -33,7 +32,6 @@ OPTION_OF = {
 MAX_WORKERS = 10_000
 _SECONDS_OF = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"(?P<number>\d+(\.\d+)?)(?P<unit>ms|s|m|h|)")
-_GZIP_MAGIC = b"\x1f\x8b"
 
 
 def parse_duration(text: str, name: str) -> float:
@@ -79,7 +77,7 @@ def parse_outages(texts: list[str], name: str) -> tuple[Outage, ...]:
 
 def read_trace(path: Path) -> list[Row]:
     """JSON lines, plain or gzip. Raises SettingsError."""
-    return read_rows(_read(path).splitlines(), str(path))
+    return read_rows(read_bytes(path).splitlines(), str(path))
 
 
 def first_rows(rows: list[Row], limit: int | None) -> list[Row]:
@@ -91,7 +89,7 @@ def read_curve(path: Path, reference_blocks: int, name: str) -> TimingCurve:
     """Fitted to records of the kv-events topic, one JSON object a line. Raises SettingsError that
     names the option, file and line."""
     batches: list[EventBatch] = []
-    for number, line in enumerate(_read(path).splitlines(), 1):
+    for number, line in enumerate(read_bytes(path).splitlines(), 1):
         try:
             batches += [decode_batch(line).batch] if line.strip() else []
         except EventError as error:
@@ -100,11 +98,3 @@ def read_curve(path: Path, reference_blocks: int, name: str) -> TimingCurve:
         return fit_curve(batches, reference_blocks)
     except SettingsError as error:
         raise SettingsError(f"{name}: {path}: {error}") from error
-
-
-def _read(path: Path) -> bytes:
-    try:
-        data = path.read_bytes()
-        return gzip.decompress(data) if data.startswith(_GZIP_MAGIC) else data
-    except (OSError, EOFError, zlib.error) as error:
-        raise SettingsError(f"cannot read {path}: {error}") from error

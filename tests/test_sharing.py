@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from controllers.booking_sums import NO_TOTALS, SENT, Totals
-from controllers.events import Booking
+from controllers.booking_sums import NO_TOTALS, Totals
 from controllers.other_routers import OtherRouters
 from infra.event_bus_memory import MemoryBus
 from infra.settings import Settings, to_settings
 from serve_app.sharing import Sharing
+from tests.bookings import booking
 from tests.kafka_fixtures import wait_until
 
 
@@ -30,16 +30,7 @@ class Router:
         )
 
     def sent(self, request_id: str) -> None:
-        self.sharing.sent(
-            Booking(
-                request_id=request_id,
-                worker="a-0",
-                state=SENT,
-                prefill_tokens=10,
-                num_blocks=2,
-                service_ms=5.0,
-            )
-        )
+        self.sharing.sent(booking(request_id))
 
 
 def num_written(bus: MemoryBus) -> int:

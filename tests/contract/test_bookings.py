@@ -8,14 +8,14 @@ from typing import Protocol
 
 import pytest
 
-from controllers.booking_sums import NO_TOTALS, SENT, Totals
-from controllers.events import Booking
+from controllers.booking_sums import NO_TOTALS, Totals
 from controllers.other_routers import OtherRouters
 from infra.event_bus import KafkaBus
 from infra.event_bus_base import Bus, Topics
 from infra.event_bus_memory import MemoryBus
 from infra.settings import to_settings
 from serve_app.sharing import Sharing
+from tests.bookings import booking
 from tests.kafka_fixtures import TestBroker, fresh_settings, wait_until
 
 ONE_REQUEST = Totals(10, 1, 2, 1)
@@ -42,16 +42,7 @@ class Router:
         self.sharing.configure(to_settings({"http": {"num_ingress": 2}}))
 
     def sent(self, request_id: str) -> None:
-        self.sharing.sent(
-            Booking(
-                request_id=request_id,
-                worker="a-0",
-                state=SENT,
-                prefill_tokens=10,
-                num_blocks=2,
-                service_ms=5.0,
-            )
-        )
+        self.sharing.sent(booking(request_id))
 
     def hears(self, totals: Totals) -> Callable[[], bool]:
         return lambda: self.others.totals("a-0") == totals
