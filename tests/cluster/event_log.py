@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from kafka import KafkaConsumer, TopicPartition
+from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
 
 PREFIX = "cachelane"
 
@@ -21,11 +21,15 @@ class TopicReader:
 
     def read(self) -> list[Any]:
         """Everything up to the present end, in order of each partition; all records so far."""
-        ends = self._consumer.end_offsets(self._consumer.assignment())
+        ends = self.ends()
         while any(self._consumer.position(partition) < end for partition, end in ends.items()):
             for batch in self._consumer.poll(timeout_ms=500).values():
                 self.records.extend(json.loads(record.value) for record in batch)
         return self.records
+
+    def ends(self) -> dict[TopicPartition, int]:
+        """Partition -> offset that its next record will have."""
+        return self._consumer.end_offsets(self._consumer.assignment())  # type: ignore[no-any-return]
 
     def events(self, worker: str) -> list[Any]:
         """Of the records read so far, in order."""
@@ -48,6 +52,17 @@ def topic_reader(bootstrap: str, topic: str, *, from_end: bool = False) -> Itera
         yield TopicReader(consumer)
     finally:
         consumer.close()
+
+
+def delete_records(bootstrap: str, topic: str) -> None:
+    """What the topic holds now is gone; `topic` is named without its prefix."""
+    with topic_reader(bootstrap, topic, from_end=True) as reader:
+        ends = reader.ends()
+    admin = KafkaAdminClient(bootstrap_servers=bootstrap)
+    try:
+        admin.delete_records(ends)
+    finally:
+        admin.close()
 
 
 def resident_blocks(records: list[Any], block_size: int) -> dict[str, set[str]]:
