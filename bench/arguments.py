@@ -34,6 +34,17 @@ def positive_number(text: str) -> float:
     return number
 
 
+def shares(text: str) -> list[float]:
+    """Comma separated numbers, 0 and more."""
+    try:
+        numbers = [float(part) for part in text.split(",")]
+    except ValueError:
+        numbers = [math.nan]
+    if not all(0.0 <= number < math.inf for number in numbers):
+        raise ArgumentTypeError(f"{text!r} has a part that is not a number, 0 or above")
+    return numbers
+
+
 def existing_file(text: str) -> Path:
     if not Path(text).is_file():
         raise ArgumentTypeError(f"there is no file {text}")

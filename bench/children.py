@@ -1,8 +1,9 @@
-"""A program that prints its figures as one JSON object, run to its end."""
+"""A program that prints its figures as one JSON object, run to its end; several runs as one."""
 
 from __future__ import annotations
 
 import json
+import statistics
 import subprocess
 from collections.abc import Sequence
 from typing import Any
@@ -22,3 +23,11 @@ def figures_of(command: Sequence[object], timeout_s: float | None = None) -> dic
     except (OSError, subprocess.TimeoutExpired, ValueError) as error:
         raise SetupError(f"{' '.join(words[:2])} failed: {error}") from error
     return figures
+
+
+def medians(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """By name; what is no number is as in the first run."""
+    return {
+        name: value if isinstance(value, str) else statistics.median(run[name] for run in runs)
+        for name, value in runs[0].items()
+    }

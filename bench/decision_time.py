@@ -15,13 +15,12 @@ from __future__ import annotations
 
 import argparse
 import os
-import statistics
 import sys
 from pathlib import Path
 from typing import Any
 
 from bench.arguments import new_file, positive_int, program
-from bench.children import figures_of
+from bench.children import figures_of, medians
 from bench.decision_workload import LENGTHS, add_arguments
 from bench.report import Row, print_rows, write_json
 from controllers.errors import SetupError
@@ -68,14 +67,6 @@ def _measure(command: list[str], workers: int, args: argparse.Namespace) -> Figu
     options = [f"--workers={workers}"]
     options += [f"--{n}={getattr(args, n)}" for n in ("blocks", "prompts", "passes", "seed")]
     return figures_of([*command, *options, f"--per-event={args.per_event}"])
-
-
-def medians(runs: list[Figures]) -> Figures:
-    """By name; what is no number is as in the first run."""
-    return {
-        name: statistics.median(run[name] for run in runs) if isinstance(value, float) else value
-        for name, value in runs[0].items()
-    }
 
 
 def decision_rows(found: dict[str, Figures]) -> list[Row]:

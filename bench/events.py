@@ -175,6 +175,7 @@ def _measure(
 
 
 def _steady(orders: Connection, seconds: float) -> dict[str, Any]:
+    _until_known(orders)  # else what came while the reader was starting would count as late
     threading.Event().wait(WARM_UP_S)
     _ask(orders, "ages")
     threading.Event().wait(seconds)
@@ -195,16 +196,21 @@ def _outage(orders: Connection, state_dir: Path, broker: Any) -> dict[str, Any]:
     started = time.perf_counter()
     start_local_broker(state_dir, lambda line: None)
     back_s = time.perf_counter() - started
-    healed = time.perf_counter()
-    while _ask(orders, "missing"):
-        if time.perf_counter() - healed > HEAL_BOUND_S:
-            return {"stale_during_outage": len(stale), "heal_s": None}
-        threading.Event().wait(0.02)
     return {
         "stale_during_outage": len(stale),
         "broker_restart_s": round(back_s, 2),
-        "heal_s": round(time.perf_counter() - healed, 2),
+        "heal_s": _until_known(orders),
     }
+
+
+def _until_known(orders: Connection) -> float | None:
+    """Seconds until no worker is missing; None if that takes too long."""
+    began = time.perf_counter()
+    while _ask(orders, "missing"):
+        if time.perf_counter() - began > HEAL_BOUND_S:
+            return None
+        threading.Event().wait(0.02)
+    return round(time.perf_counter() - began, 2)
 
 
 def _ask(orders: Connection, what: str) -> Any:

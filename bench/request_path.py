@@ -1,4 +1,4 @@
-"""Added latency and requests/s of the whole request path, beside others, in the same minutes.
+"""Latency, requests/s and CPU time of the whole request path, beside others, in the same minutes.
 
     python -m bench.request_path [--dynamo DIR] [--rounds 3] [--json OUT.json]
 
@@ -22,7 +22,7 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -30,6 +30,7 @@ from bench.arguments import folder_with, new_file, positive_int
 from bench.fleet import Fleet, running_fleet
 from bench.load import Result, run
 from bench.report import write_json
+from bench.request_path_cpu import Parts, cpu_ms, parts_of, parts_of_others, with_children
 from infra.ports import free_ports
 from infra.service_url import open_url
 from infra.settings import environment
@@ -41,6 +42,21 @@ NUM_REPLICAS = 2
 NUM_BLOCKS = 4096
 NUM_CONVERSATIONS = 20
 START_TIMEOUT_S = 90.0
+
+
+class Server(NamedTuple):
+    """`model` is what its requests name."""
+
+    url: str
+    model: str
+    parts: Parts
+
+
+class Round(NamedTuple):
+    """`cpu_ms`: of a request, by part of the server."""
+
+    result: Result
+    cpu_ms: dict[str, float]
 
 
 def bodies(model: str, num: int) -> list[dict[str, Any]]:
@@ -59,17 +75,17 @@ def bodies(model: str, num: int) -> list[dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def plain_server() -> Iterator[str]:
+def plain_server() -> Iterator[Server]:
     (port,) = free_ports(1)
     command = [sys.executable, "-m", "bench.request_path_peers", "plain", str(port)]
-    with _process(command):
+    with _process(command) as pid:
         url = f"http://127.0.0.1:{port}"
         _wait_for(urllib.request.Request(url + "/openapi.json"))
-        yield url + PATH
+        yield Server(url + PATH, "plain", {"server": with_children([pid])})
 
 
 @contextlib.contextmanager
-def serve_default(fleet: Fleet) -> Iterator[str]:
+def serve_default(fleet: Fleet) -> Iterator[Server]:
     """Deployed into our fleet's cluster by a process with that cluster's environment."""
     state = fleet.state()
     url = f"{fleet.url}/plain{PATH}"
@@ -81,11 +97,11 @@ def serve_default(fleet: Fleet) -> Iterator[str]:
         stdout=subprocess.DEVNULL,
     )
     _wait_for(urllib.request.Request(url, b"{}", {"Content-Type": "application/json"}))
-    yield url
+    yield Server(url, "plain", parts_of_others(fleet))
 
 
 @contextlib.contextmanager
-def dynamo(folder: Path) -> Iterator[str]:
+def dynamo(folder: Path) -> Iterator[Server]:
     """Front end with its KV router, and two mocked TensorRT-LLM engines at 1,000x speed."""
     (port,) = free_ports(1)
     python = folder / "venv/bin/python"
@@ -107,13 +123,14 @@ def dynamo(folder: Path) -> Iterator[str]:
     mocker += ["--block-size", "32", "--num-gpu-blocks", str(NUM_BLOCKS), "--speedup-ratio", "1000"]
     front = [str(python), "-m", "dynamo.frontend", "--http-host", "127.0.0.1"]
     front += ["--http-port", str(port), "--router-mode", "kv"]
-    with _process(mocker, env, folder), _process(front, env, folder):
+    with _process(mocker, env, folder) as engines, _process(front, env, folder) as front_end:
         url = f"http://127.0.0.1:{port}"
         _wait_for(urllib.request.Request(url + "/v1/models"), "tiny")
-        yield url + PATH
+        parts = {"front end": with_children([front_end]), "engines": with_children([engines])}
+        yield Server(url + PATH, "tiny", parts)
 
 
-def measure(folder: Path | None, rounds: int) -> dict[str, dict[int, list[Result]]]:
+def measure(folder: Path | None, rounds: int) -> dict[str, dict[int, list[Round]]]:
     """Server -> concurrency -> rounds."""
     settings: dict[str, Any] = {
         "executor": {
@@ -127,42 +144,59 @@ def measure(folder: Path | None, rounds: int) -> dict[str, dict[int, list[Result
     }
     with contextlib.ExitStack() as stack:
         fleet = stack.enter_context(running_fleet(settings))
-        servers = {
-            "cachelane": (fleet.url + PATH, "scripted"),
-            "fastapi": (stack.enter_context(plain_server()), "plain"),
-            "serve default router": (stack.enter_context(serve_default(fleet)), "plain"),
+        others = {
+            "fastapi": stack.enter_context(plain_server()),
+            "serve default router": stack.enter_context(serve_default(fleet)),
         }
         if folder is not None:
-            servers["dynamo"] = (stack.enter_context(dynamo(folder)), "tiny")
-        results: dict[str, dict[int, list[Result]]] = {name: {} for name in servers}
-        for url, model in servers.values():
-            asyncio.run(run(url, bodies(model, 100), 4))
+            others["dynamo"] = stack.enter_context(dynamo(folder))
+        # Last, as the other application has given HAProxy another process.
+        ours = Server(fleet.url + PATH, "scripted", parts_of(fleet))
+        servers = {"cachelane": ours, **others}
+        results: dict[str, dict[int, list[Round]]] = {name: {} for name in servers}
+        for server in servers.values():
+            one_round(server, 100, 4)
         for concurrency, num in CONCURRENCIES.items():
             for _ in range(rounds):
-                for name, (url, model) in servers.items():
-                    result = asyncio.run(run(url, bodies(model, num), concurrency))
-                    results[name].setdefault(concurrency, []).append(result)
+                for name, server in servers.items():
+                    done = one_round(server, num, concurrency)
+                    results[name].setdefault(concurrency, []).append(done)
         return results
 
 
-def figures(rounds: list[Result]) -> dict[str, float]:
+def one_round(server: Server, num: int, concurrency: int) -> Round:
+    before = cpu_ms(server.parts)
+    result = asyncio.run(run(server.url, bodies(server.model, num), concurrency))
+    after = cpu_ms(server.parts)
+    return Round(result, {name: (after[name] - before[name]) / num for name in before})
+
+
+def figures(rounds: list[Round]) -> dict[str, float]:
     """Medians over the rounds."""
+    results = [done.result for done in rounds]
+    cpu = {
+        f"cpu_ms {name}": round(median(done.cpu_ms[name] for done in rounds), 2)
+        for name in rounds[0].cpu_ms
+    }
     return {
-        "requests_per_s": round(median(r.requests_per_s for r in rounds), 1),
-        "ttft_p50_ms": round(median(r.ttft_ms(0.5) for r in rounds), 2),
-        "ttft_p99_ms": round(median(r.ttft_ms(0.99) for r in rounds), 2),
-        "total_p50_ms": round(median(r.total_ms(0.5) for r in rounds), 2),
+        "requests_per_s": round(median(r.requests_per_s for r in results), 1),
+        "ttft_p50_ms": round(median(r.ttft_ms(0.5) for r in results), 2),
+        "ttft_p99_ms": round(median(r.ttft_ms(0.99) for r in results), 2),
+        "total_p50_ms": round(median(r.total_ms(0.5) for r in results), 2),
+        "cpu_ms": round(median(sum(done.cpu_ms.values()) for done in rounds), 2),
+        **cpu,
     }
 
 
 @contextlib.contextmanager
 def _process(
     command: list[str], env: dict[str, str] | None = None, cwd: Path | None = None
-) -> Iterator[None]:
+) -> Iterator[int]:
+    """Its id."""
     quiet = subprocess.DEVNULL
     child = subprocess.Popen(command, env=env, cwd=cwd, stdout=quiet, stderr=quiet)
     try:
-        yield
+        yield child.pid
     finally:
         child.terminate()
         child.wait(20)

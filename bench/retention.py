@@ -26,9 +26,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from bench.arguments import folder_with, new_file, positive_ints
+from bench.arguments import new_file, positive_ints
 from bench.report import write_json
-from bench.retention_mix import PARTS, belady, load
+from bench.retention_mix import belady, load, traces_folder
 from controllers.retention import Retention, RetentionPolicy
 from controllers.retention_replay import Hits, Learned, Lru, Policy, Prompt, StaticTiers, replay
 from controllers.simulation.trace import TRACE_BLOCK
@@ -218,7 +218,7 @@ def _print(
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--traces", type=folder_with(*(name for name, *_ in PARTS)), required=True)
+    parser.add_argument("--traces", type=traces_folder, required=True)
     parser.add_argument("--sizes", type=positive_ints, default="2500,5000,10000,20000,40000")
     parser.add_argument("--doubt", type=positive_ints, default="2500,5000,10000,20000,40000")
     parser.add_argument("--affine", type=positive_ints, default="20000,40000")

@@ -14,21 +14,20 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from random import Random
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from bench.arguments import new_file, positive_int, positive_ints, shares
 from bench.report import write_json
 from bench.retention import TIERS, TYPES
-from bench.retention_mix import load
+from bench.retention_mix import load, traces_folder
 from controllers.events import Removed, Stored, ints_of
-from controllers.learned_retention import LearnedRetention
 from controllers.prompt_use import PromptUse
-from controllers.refusals import Refusals
 from controllers.retention_replay import Hits, Prompt, kept_of, prompt_use_of
+from controllers.router_retention import RouterRetention
 from controllers.simulation.cache import Ask, Cache
 from controllers.simulation.cache_store import CacheShape
 from controllers.simulation.trace import TRACE_BLOCK
@@ -44,9 +43,8 @@ class Workers:
 
     def __init__(self, num_blocks: int) -> None:
         self.names = [f"w{i}" for i in range(NUM_WORKERS)]
-        self.learned = LearnedRetention()
-        self.learned.set_workers(dict.fromkeys(self.names, num_blocks))
-        self.refusals = Refusals(self.learned)
+        self.router = RouterRetention("router", TRACE_BLOCK)
+        self.router.set_workers(dict.fromkeys(self.names, num_blocks))
         self.sent_tokens = [0.0] * NUM_WORKERS
         self._num_blocks = num_blocks
         shape = CacheShape(num_blocks, tokens_of_node=TRACE_BLOCK)
@@ -69,12 +67,12 @@ class Workers:
         """Returns the blocks that it found cached."""
         now, name, cache = prompt.at_s, self.names[at], self._caches[at]
         self.sent_tokens[at] += self.uncached(prompt, at)
-        under_way = self.learned.use(use, now)
-        kept = kept_of(self.learned.promise(under_way, name, now), prompt, TRACE_BLOCK)
+        planned = self.router.retention("only", use, name, now, None)
+        kept = kept_of(planned.retention, prompt, TRACE_BLOCK)
         keys = prompt.hashes[: self._num_blocks]
         held = cache.admit(Ask(keys, [1] * len(keys), 0, kept), now)
         cache.release(held, now)
-        self.learned.finished(under_way, held.num_hit_blocks, now)
+        self.router.finished("only", held.num_hit_blocks, now, None)
         for event in cache.drain():
             if isinstance(event, Stored):
                 self._cached[at].update(ints_of(event.hashes))
@@ -84,8 +82,7 @@ class Workers:
 
     def _removed(self, at: int, hashes: Sequence[int], now: float) -> None:
         self._cached[at].difference_update(hashes)
-        self.refusals.removed(self.names[at], hashes, now)
-        self.learned.removed(self.names[at], hashes, now)
+        self.router.removed(self.names[at], hashes, now)
 
 
 def main() -> None:
@@ -93,9 +90,9 @@ def main() -> None:
     prompts = load(args.traces)
     table = Table("blocks", "weight", "seed", "hit %", *TYPES)
     results: list[dict[str, Any]] = []
-    for size in [int(size) for size in args.sizes.split(",")]:
+    for size in args.sizes:
         for seed in range(args.seeds):
-            for weight in [float(weight) for weight in args.weights.split(",")]:
+            for weight in args.weights:
                 hits = routed(prompts, size, weight, seed)
                 by_type = {kind: 100.0 * hits.rate_of(kind) for kind in TYPES}
                 found = {"blocks": size, "weight": weight, "seed": seed, "hits": 100.0 * hits.rate}
@@ -111,10 +108,10 @@ def routed(prompts: Sequence[Prompt], num_blocks: int, weight: float, seed: int)
     rng, workers, hits = Random(seed), Workers(num_blocks), Hits(Counter(), Counter())
     for number, prompt in enumerate(prompts):
         now = prompt.at_s
-        workers.learned.fit_if_due(now)
+        workers.router.tick(now)
         workers.decay(now)
         use = prompt_use_of(prompt, TIERS, TRACE_BLOCK)
-        lost = workers.refusals.lost_tokens(use, now) if weight else {}
+        lost = workers.router.lost_tokens(use, now) if weight else {}
         costs = [
             workers.uncached(prompt, at)
             + weight * lost.get(name, 0.0)
@@ -130,11 +127,11 @@ def routed(prompts: Sequence[Prompt], num_blocks: int, weight: float, seed: int)
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--traces", type=Path, required=True)
-    parser.add_argument("--sizes", default="625,1250,2500")
-    parser.add_argument("--weights", default="0,0.1")
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--traces", type=traces_folder, required=True)
+    parser.add_argument("--sizes", type=positive_ints, default="625,1250,2500")
+    parser.add_argument("--weights", type=shares, default="0,0.1")
+    parser.add_argument("--seeds", type=positive_int, default=1)
+    parser.add_argument("--json", type=new_file)
     return parser.parse_args()
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from bench.arguments import folder_with
 from controllers.retention import Spans
 from controllers.retention_replay import Hits, Prompt
 from controllers.simulation.trace import TRACE_BLOCK, Row, read_rows
@@ -26,6 +27,9 @@ PARTS = (
 )
 END_S = 3537.0
 NEVER = 1 << 60
+
+
+traces_folder = folder_with(*(name for name, *_ in PARTS))
 
 
 def load(folder: Path) -> list[Prompt]:

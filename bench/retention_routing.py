@@ -12,16 +12,16 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from bench.arguments import new_file, positive_int, positive_ints, positive_number, shares
 from bench.report import write_json
 from bench.retention import TIERS, TYPES
-from bench.retention_mix import load_rows
+from bench.retention_mix import load_rows, traces_folder
 from controllers.placement import PlacementSettings
 from controllers.retention import RetentionPolicy
 from controllers.simulation.fleet import Fleet
@@ -37,15 +37,14 @@ LEARNED = RetentionPolicy(policy="learned", request_types=TIERS.request_types)
 def main() -> None:
     args = _arguments()
     trace = build(load_rows(args.traces)[: args.requests], BLOCK_SIZE)
-    weights = [float(weight) for weight in args.weights.split(",")]
     results: list[dict[str, Any]] = []
-    for size in [int(size) for size in args.sizes.split(",")]:
+    for size in args.sizes:
         runs: list[dict[str, Any]] = []
-        for run in _of_size(trace, size, args.seeds, weights, args.speedup):
+        for run in _of_size(trace, size, args.seeds, args.weights, args.speedup):
             runs.append(run)
             write_json("retention_routing", {"results": results + runs}, args.json)
         results += runs
-        _print(size, weights, runs)
+        _print(size, args.weights, runs)
 
 
 def _of_size(
@@ -100,13 +99,15 @@ def _print(size: int, weights: Sequence[float], runs: Sequence[dict[str, Any]]) 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--traces", type=Path, required=True)
-    parser.add_argument("--sizes", default="625,1250,2500")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--weights", default="0,0.1")
-    parser.add_argument("--speedup", type=float, default=1.0)
-    parser.add_argument("--requests", type=int, help="Only so many, from the first one on.")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--traces", type=traces_folder, required=True)
+    parser.add_argument("--sizes", type=positive_ints, default="625,1250,2500")
+    parser.add_argument("--seeds", type=positive_int, default=3)
+    parser.add_argument("--weights", type=shares, default="0,0.1")
+    parser.add_argument("--speedup", type=positive_number, default=1.0)
+    parser.add_argument(
+        "--requests", type=positive_int, help="Only so many, from the first one on."
+    )
+    parser.add_argument("--json", type=new_file)
     return parser.parse_args()
 
 

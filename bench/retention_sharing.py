@@ -15,21 +15,21 @@ import random
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 import msgspec
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from bench.arguments import positive_int
 from bench.retention import TIERS, TYPES
-from bench.retention_mix import load
+from bench.retention_mix import load, traces_folder
 from controllers.events import PrefixUse, encode
-from controllers.learned_retention import LearnedRetention, Use
 from controllers.prompt_use import PromptUse
 from controllers.retention import Retention
 from controllers.retention_replay import Hits, Prompt, prompt_use_of, replay
-from controllers.shared_uses import SharedUses, UseRecords
+from controllers.router_retention import RouterRetention
+from controllers.shared_uses import UseRecords
 from controllers.simulation.trace import TRACE_BLOCK
 
 WORKER = "w"
@@ -39,28 +39,18 @@ _SPLIT = TRACE_BLOCK // BLOCK
 NUM_COSTED = 4000
 
 
-class Ingress:
-    """One ingress's part of the policy."""
-
-    def __init__(self, name: str, num_blocks: int, block_size: int = TRACE_BLOCK) -> None:
-        self.learned = LearnedRetention()
-        self.learned.set_workers({WORKER: num_blocks})
-        self.records = UseRecords(name)
-        self.shared = SharedUses(self.learned, name, block_size)
-
-
 class Ingresses:
     """A policy for `replay`: each request is one ingress's. `delay_s` None: they do not share."""
 
     def __init__(self, num: int, num_blocks: int, delay_s: float | None) -> None:
         self.num_blocks = num_blocks
-        self._all = [Ingress(f"i{number}", num_blocks) for number in range(num)]
+        self._all = [_ingress(f"i{number}", num_blocks) for number in range(num)]
         self._delay_s = delay_s
         self._told: deque[tuple[float, PrefixUse]] = deque()
         self._num_requests = 0
         self._random = random.Random(1)
         self._worker = WORKER
-        self._now: tuple[Ingress, Use] | None = None
+        self._ingress = self._all[0]  # of the request of now
 
     def watch(self, prompts: Iterable[Prompt]) -> None:
         """Requests that went to workers of which nothing is known."""
@@ -73,35 +63,34 @@ class Ingresses:
     def retention(self, prompt: Prompt) -> Retention:
         self._hear(prompt.at_s)
         self._num_requests += 1
-        ingress = self._random.choice(self._all)
-        ingress.learned.fit_if_due(prompt.at_s)
-        use = ingress.learned.use(_prompt_use(prompt), prompt.at_s)
-        self._now = (ingress, use)
-        planned = ingress.learned.promise(use, self._worker, prompt.at_s)
-        if self._delay_s is not None:
-            name = str(self._num_requests)
-            self._tell(ingress.records.sent(name, self._worker, use.prompt, 0), prompt.at_s)
-        return planned
+        self._ingress = self._random.choice(self._all)
+        self._ingress.tick(prompt.at_s)
+        name, use = str(self._num_requests), _prompt_use(prompt)
+        planned = self._ingress.retention(name, use, self._worker, prompt.at_s, 0)
+        self._tell(planned.record, prompt.at_s)
+        return planned.retention
 
     def done(self, prompt: Prompt, num_hits: int | None, removed: Sequence[int]) -> None:
-        assert self._now is not None
-        ingress, use = self._now
-        ingress.learned.finished(use, num_hits, prompt.at_s)
-        if self._delay_s is not None:
-            name = str(self._num_requests)
-            self._tell(ingress.records.done(name, self._worker, num_hits, 0), prompt.at_s)
+        record = self._ingress.finished(str(self._num_requests), num_hits, prompt.at_s, 0)
+        self._tell(record, prompt.at_s)
         for each in self._all:
-            each.learned.removed(WORKER, removed, prompt.at_s)
+            each.removed(WORKER, removed, prompt.at_s)
 
-    def _tell(self, record: PrefixUse, at_s: float) -> None:
-        assert self._delay_s is not None
-        self._told.append((at_s, record))
+    def _tell(self, record: PrefixUse | None, at_s: float) -> None:
+        if record is not None and self._delay_s is not None:
+            self._told.append((at_s, record))
 
     def _hear(self, now: float) -> None:
         while self._told and self._told[0][0] + (self._delay_s or 0.0) <= now:
             at_s, record = self._told.popleft()
             for ingress in self._all:
-                ingress.shared.apply(record, at_s)
+                ingress.heard(record, at_s)
+
+
+def _ingress(name: str, num_blocks: int, block_size: int = TRACE_BLOCK) -> RouterRetention:
+    ingress = RouterRetention(name, block_size)
+    ingress.set_workers({WORKER: num_blocks})
+    return ingress
 
 
 def main() -> None:
@@ -130,7 +119,7 @@ def _score(past: Sequence[Prompt], test: Sequence[Prompt], policy: Ingresses) ->
 
 def _print_cost(prompts: Sequence[Prompt], num_blocks: int) -> None:
     """Of requests that one ingress tells another, in blocks as engines have them."""
-    records, reader = UseRecords("i0"), Ingress("i1", num_blocks * _SPLIT, BLOCK)
+    records, reader = UseRecords("i0"), _ingress("i1", num_blocks * _SPLIT, BLOCK)
     decode = msgspec.json.Decoder(PrefixUse).decode
     tell_us: list[float] = []
     hear_us: list[float] = []
@@ -146,7 +135,7 @@ def _print_cost(prompts: Sequence[Prompt], num_blocks: int) -> None:
         sizes.append(sum(map(len, told)))
         started = time.process_time()
         for value in told:
-            reader.shared.apply(decode(value), prompt.at_s)
+            reader.heard(decode(value), prompt.at_s)
         hear_us.append((time.process_time() - started) * 1e6)
     num = sum(len(p.full_hashes(TRACE_BLOCK)) for p in prompts) * _SPLIT / len(prompts)
     print(f"{len(prompts)} requests of {num:.0f} blocks of {BLOCK} tokens in the mean:")
@@ -165,9 +154,9 @@ def _prompt_use(prompt: Prompt, split: int = 1) -> PromptUse:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--traces", type=Path, required=True)
-    parser.add_argument("--blocks", type=int, default=5000)
-    parser.add_argument("--ingresses", type=int, default=2)
+    parser.add_argument("--traces", type=traces_folder, required=True)
+    parser.add_argument("--blocks", type=positive_int, default=5000)
+    parser.add_argument("--ingresses", type=positive_int, default=2)
     return parser.parse_args()
 
 

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import statistics
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from arguments import new_file, positive_int, program
-from children import figures_of
+from children import figures_of, medians
 from report import Row, print_rows, write_json
 from table_measure import typical_us
 from table_workload import PROBE_LENGTHS
@@ -39,13 +38,6 @@ def measure_table(
     command += ["--blocks", str(args.blocks), "--per-event", str(args.per_event)]
     command += ["--seed", str(args.seed), *more]
     return figures_of(command)
-
-
-def medians(runs: list[Figures]) -> Figures:
-    return {
-        name: statistics.median(run[name] for run in runs) if name != "version" else value
-        for name, value in runs[0].items()
-    }
 
 
 def compare(workers: int, args: argparse.Namespace) -> dict[str, Figures]:

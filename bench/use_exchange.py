@@ -18,9 +18,8 @@ from typing import Any
 from bench.arguments import positive_int, positive_number
 from bench.processes import cpu_per_request, found_together, of_ages, of_cpu, parser_of, show
 from controllers.events import PrefixUse
-from controllers.learned_retention import LearnedRetention
 from controllers.prompt_use import PromptUse
-from controllers.shared_uses import SharedUses, UseRecords
+from controllers.router_retention import RouterRetention
 from infra.event_bus import KafkaBus
 from infra.event_bus_base import Topics
 from infra.settings_sections import KafkaSettings
@@ -37,16 +36,14 @@ class Ingress:
 
     def __init__(self, number: int, num_blocks: int) -> None:
         self.delays_ms: list[float] = []
-        self.learned = LearnedRetention()
-        self.learned.set_workers({f"w{n}": WORKER_BLOCKS for n in range(NUM_WORKERS)})
-        self._records = UseRecords(f"i{number}")
-        self._shared = SharedUses(self.learned, f"i{number}", BLOCK_SIZE)
+        self._own = RouterRetention(f"i{number}", BLOCK_SIZE)
+        self._own.set_workers({f"w{n}": WORKER_BLOCKS for n in range(NUM_WORKERS)})
         self._first_hash = (number + 1) << 40
         self._num_blocks = num_blocks
         self._num_requests = 0
 
     def heard(self, record: PrefixUse, at: float) -> None:
-        self._shared.apply(record, at)
+        self._own.heard(record, at)
         self.delays_ms.append(time.time() * 1e3 - record.ts_ms)
 
     def run(self, exchange: UseExchange | None, rate: float, seconds: float) -> int:
@@ -66,13 +63,12 @@ class Ingress:
         hashes = range(start, start + self._num_blocks + number % 2 * 16)
         prompt = PromptUse(hashes, len(hashes) * BLOCK_SIZE, BLOCK_SIZE, "agent")
         name, worker, now = f"{start}-{number}", f"w{number % NUM_WORKERS}", time.monotonic()
-        use = self.learned.use(prompt, now)
-        self.learned.promise(use, worker, now)
-        if exchange is not None:
-            exchange.publish(self._records.sent(name, worker, prompt, time.time_ns() // 1_000_000))
-        self.learned.finished(use, 0, now)
-        if exchange is not None:
-            exchange.publish(self._records.done(name, worker, 0, time.time_ns() // 1_000_000))
+        ts_ms = None if exchange is None else time.time_ns() // 1_000_000
+        planned = self._own.retention(name, prompt, worker, now, ts_ms)
+        done = self._own.finished(name, 0, now, ts_ms)
+        for record in (planned.record, done):
+            if exchange is not None and record is not None:
+                exchange.publish(record)
 
 
 def ingress(

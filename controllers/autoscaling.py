@@ -14,7 +14,7 @@ seconds, monotonic.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from controllers.autoscaling_fleet import FleetLoad, fleet_of
@@ -30,12 +30,12 @@ DOWN_MARGIN = 1.15  # fewer replicas must be enough for so much more work
 
 
 class Observation(NamedTuple):
-    """What the policy sees. `reports` are of replicas that are known; `num_running` counts all that
-    run, `target` those that are wanted now, `num_in_routers` requests that no replica has yet."""
+    """What the policy sees. `reports` by replica, of those that are known; `num_running` counts all
+    that run, `target` those that are wanted now, `num_in_routers` requests that no replica has."""
 
     target: int
     num_running: int
-    reports: Sequence[ReplicaReport]
+    reports: Mapping[str, ReplicaReport]
     num_in_routers: float
     min_replicas: int
     max_replicas: int
@@ -64,7 +64,7 @@ class Autoscaler:
         self._idle_since: float | None = None
 
     def decide(self, seen: Observation, settings: AutoscalingSettings, now: float) -> Verdict:
-        load = fleet_of(seen.reports, seen.num_in_routers)
+        load = fleet_of(seen.reports.values(), seen.num_in_routers)
         verdict = self._bounded(seen, load) or self._decide(seen, load, settings, now)
         if verdict.action == "up":
             self._last_up_at = now

@@ -6,7 +6,7 @@ Pure sums; knows neither how many replicas are enough nor what was decided befor
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from controllers.autoscaling_report import ReplicaReport, TierReport
@@ -69,7 +69,7 @@ class FleetLoad(NamedTuple):
         return has_requests or any(tier.has_work for tier in self.tiers)
 
 
-def fleet_of(reports: Sequence[ReplicaReport], num_in_routers: float) -> FleetLoad:
+def fleet_of(reports: Collection[ReplicaReport], num_in_routers: float) -> FleetLoad:
     """`num_in_routers` requests wait in routers: nothing is known of them but their number, so
     each counts as a mean one."""
     tiers = _with_routers(_tiers(reports), num_in_routers)
@@ -91,7 +91,7 @@ def fleet_of(reports: Sequence[ReplicaReport], num_in_routers: float) -> FleetLo
     )
 
 
-def _tiers(reports: Sequence[ReplicaReport]) -> list[TierLoad]:
+def _tiers(reports: Collection[ReplicaReport]) -> list[TierLoad]:
     found: dict[str, list[tuple[TierReport, float]]] = {}
     for report in reports:
         for name, demand in _demands(report).items():

@@ -43,7 +43,6 @@ class Forecast(NamedTuple):
 
     num_replicas: int
     utilisation: float  # of prefill
-    block_share: float
     tier: TierForecast | None
     limit: str
 
@@ -76,7 +75,7 @@ def forecast(
     ]
     tightest = max(tiers, key=_strain, default=None)
     limit = _limit(load, num, settings, blocks, utilisation, tightest, growth)
-    return Forecast(num, utilisation, blocks, tightest, limit)
+    return Forecast(num, utilisation, tightest, limit)
 
 
 def fewest(

@@ -3,10 +3,8 @@
 Owns the questions and changes that the routing table needs, over the runs of `run_tree`. Knows no
 events, epochs or names.
 
-1. Along a prompt the set of workers with attached blocks never grows. So if the sets of two blocks
-   are equal, nothing changes between them, and a search by halves finds every depth.
-2. Dropping a block drops the blocks after it that the same worker holds.
-3. One thread changes the index. Others may call `depths` and `media` meanwhile without a lock:
+1. Dropping a block drops the blocks after it that the same worker holds.
+2. One thread changes the index. Others may call `depths` and `media` meanwhile without a lock:
    they see states in between, never an error.
 """
 
@@ -17,6 +15,7 @@ from functools import reduce
 from itertools import chain
 from operator import xor
 
+from controllers.prefix_depths import depths_of
 from controllers.run_tree import MAX_RUN, RunTree
 from controllers.runs import BlockClass, Holder, Run
 
@@ -52,31 +51,8 @@ class BlockIndex:
 
     def depths(self, hashes: Sequence[int]) -> list[tuple[int, int]]:
         """(mask, depth) pairs, depths rising: these workers hold exactly the first `depth` blocks.
-
-        Workers without the first block are left out. Looks up about log2(len(hashes)) blocks for
-        every different depth, and two in all if everybody holds everything.
-        """
-        found: list[tuple[int, int]] = []
-        if len(hashes) == 0:
-            return found
-        run = self._run_of.get(hashes[0])
-        mask, depth = (run.attached if run else 0), 1  # `mask` holds the first `depth` blocks
-        bounds = [(len(hashes) + 1, 0)]  # (depth, its mask) of blocks further down, nearest last
-        probe = len(hashes)
-        while mask:
-            bound, bound_mask = bounds[-1]
-            if bound_mask == mask:
-                depth = bound
-                bounds.pop()
-            elif bound == depth + 1:
-                found.append((mask & ~bound_mask, depth))
-                mask, depth = bound_mask, bound
-                bounds.pop()
-            else:
-                run = self._run_of.get(hashes[probe - 1])
-                bounds.append((probe, run.attached & mask if run else 0))
-            probe = (depth + bounds[-1][0]) // 2 if bounds else 0
-        return found
+        Workers without the first block are left out."""
+        return depths_of(self._run_of, hashes)
 
     def media(self, hashes: Sequence[int], depth: int) -> Iterator[tuple[int, list[BlockClass]]]:
         """(worker bit, classes of the blocks) for the runs, among the first `depth` blocks, that a

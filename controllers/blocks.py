@@ -82,6 +82,21 @@ def block_hash(parent: int | None, tokens: TokenArray, salt: int = 0) -> int:
     return _digest(np.ascontiguousarray(tokens, dtype=_TOKEN).tobytes(), seed)
 
 
+def num_common_blocks(one: Sequence[int], other: Sequence[int], at: int = 0) -> int:
+    """Leading hashes of `one` that `other` has from `at` on. Equal ones never come after others, as
+    a hash is of all that is before it, so halving finds their end."""
+    low, high = 0, min(len(one), len(other) - at)
+    if high and one[high - 1] == other[at + high - 1]:
+        return high
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[middle - 1] == other[at + middle - 1]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
 def salt_of(text: str | None) -> int:
     """Unsigned 64-bit salt of a tenant's secret or name; 0, no salt, for None only."""
     if text is None:

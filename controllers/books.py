@@ -15,13 +15,13 @@ reading: whatever is written is written here, so that `changed` tells where.
 from __future__ import annotations
 
 import math
-from typing import TypeGuard
 
 import numpy as np
 import numpy.typing as npt
 
 from controllers.entries import START, Entries
 from controllers.events import Load
+from controllers.load_figures import is_count, sum_of_counts
 from controllers.numbers import Floats, constant
 
 BUSY_WINDOW_MS = 20_000.0  # memory of booked work, for the congestion price
@@ -30,7 +30,6 @@ _MAX_BUSY = constant(MAX_BUSY)
 # Windows after which booked work is counted from another time, long before the factor underflows.
 MAX_BOOKED_AGE = 30.0
 OTHERS_GAIN = 0.1  # of a record that comes one second after the one before it
-MAX_COUNT = 1e9  # above this a figure is impossible
 
 
 class Books:
@@ -167,10 +166,6 @@ class Books:
         """Share of the last 20 s that booked work takes, at most 0.95."""
         return np.minimum(_MAX_BUSY, self.booked_ms * (self._decay(now_ms) / BUSY_WINDOW_MS))
 
-    def busy_at(self, row: int, now_ms: float) -> float:
-        """The same of one worker."""
-        return min(MAX_BUSY, float(self.booked_ms[row]) * (self._decay(now_ms) / BUSY_WINDOW_MS))
-
     def booked(self, now_ms: float) -> Floats:
         """Service ms booked lately, decaying with a time constant of 20 s."""
         return self.booked_ms * self._decay(now_ms)
@@ -188,7 +183,7 @@ class Books:
         known_tokens = self.prefill_tokens[row] + self.shared_tokens[row]
         known_requests = self.num_requests[row] + self.shared_requests[row]
         self._blend(self.others_prefill_tokens, row, gain, load.queued_prefill_tokens, known_tokens)
-        num_requests = _sum(load.num_active, load.num_queued)
+        num_requests = sum_of_counts(load.num_active, load.num_queued)
         self._blend(self.others_requests, row, gain, num_requests, known_requests)
 
     def _lay_out(self, values: Floats) -> None:
@@ -205,7 +200,7 @@ class Books:
         return math.exp(-max(0.0, now_ms - self._booked_from_ms) / BUSY_WINDOW_MS)
 
     def _take_capacity(self, row: int, total: object) -> None:
-        if _is_count(total) and float(total) > 0:
+        if is_count(total) and float(total) > 0:
             self._put_capacity(row, float(total))
             return
         self.num_bad_figures += 1
@@ -224,7 +219,7 @@ class Books:
         self.smaller = None if is_alike else 1.0 - self.capacity_blocks / largest
 
     def _take_blocks(self, row: int, used: object) -> None:
-        if _is_count(used) and float(used) <= self.capacity_blocks[row]:
+        if is_count(used) and float(used) <= self.capacity_blocks[row]:
             self.reported_blocks[row] = float(used)
         else:
             self.num_bad_figures += 1
@@ -237,7 +232,7 @@ class Books:
 
     def _blend(self, means: Floats, row: int, gain: float, total: object, known: float) -> None:
         """Move the running mean of what is on the worker beyond what is known."""
-        if _is_count(total):
+        if is_count(total):
             sample = float(total) - known
         else:
             self.num_bad_figures += 1
@@ -249,15 +244,3 @@ class Books:
         is_rest = np.isfinite(self.reported_at_ms)
         is_rest[row] = False
         return float(values[is_rest].mean()) if is_rest.any() else float(values[row])
-
-
-def _is_count(value: object) -> TypeGuard[float]:
-    return (
-        isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= MAX_COUNT
-    )
-
-
-def _sum(*values: object) -> object:
-    """None if one of them is impossible."""
-    counts = [value for value in values if _is_count(value)]
-    return sum(counts) if len(counts) == len(values) else None

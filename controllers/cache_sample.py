@@ -12,7 +12,6 @@ BITS_PER_WORD = 48  # a double holds 53 bits exactly
 NUM_WORDS = 4
 NUM_BITS = BITS_PER_WORD * NUM_WORDS
 SAMPLED_BLOCKS = 64  # of a full cache
-_HASH_BITS = 64
 
 
 class CacheSample:

@@ -41,7 +41,7 @@ def find_candidates(
     lower: Floats | None = None
     best_blocks = 0
     overlaps, states = table.overlap(hashes), table.workers
-    expected = predictions.may_start_with(hashes[0]) if hashes else ()
+    expected = predictions.of_first(hashes[0]) if hashes else ()
     for worker in {*overlaps, *expected} if expected else overlaps:
         row = books.row(worker)
         if row is None or worker in exclude:
@@ -52,9 +52,10 @@ def find_candidates(
             if known.num_gpu < depth:
                 lower = np.zeros(num_rows) if lower is None else lower
                 lower[row] = depth - known.num_gpu
-        state = states.get(worker)
-        epoch = None if state is None else state.epoch
-        depth = predictions.extend(worker, epoch, hashes, depth, now)
+        if worker in expected:
+            state = states.get(worker)
+            epoch = None if state is None else state.epoch
+            depth = predictions.extend(worker, epoch, hashes, depth, now)
         cached[row] = depth
         if depth > best_blocks:
             best_blocks = depth

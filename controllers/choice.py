@@ -5,6 +5,7 @@ Decides from costs; reserves nothing.
 
 from __future__ import annotations
 
+import math
 from random import Random
 from typing import NamedTuple
 
@@ -29,12 +30,14 @@ Mask = npt.NDArray[np.bool_]
 
 class Choice(NamedTuple):
     """`is_copy`: sent to a worker without the prefix on purpose. `is_blind`: by hashing, because
-    nothing is known of any candidate."""
+    nothing is known of any candidate. `spare_ms`: what the next best costs more; inf: it must go
+    there."""
 
     row: int
     reason: str
     is_copy: bool = False
     is_blind: bool = False
+    spare_ms: float = math.inf
 
 
 class Chooser:
@@ -94,15 +97,15 @@ class Chooser:
         # Including the start: the mean of others' requests stays above 0 for seconds, and differs.
         ttft_ms = costs.start_ms + costs.service_ms
         is_similar = (
-            idle[rows]
-            & (found.cached_blocks[rows] == found.cached_blocks[row])
-            & (ttft_ms[rows] <= SIMILAR_TTFT * ttft_ms[row])
+            idle
+            & (found.cached_blocks == found.cached_blocks[row])
+            & (ttft_ms <= SIMILAR_TTFT * ttft_ms[row])
         )
         if found.lost_ms is not None:
-            is_similar &= found.lost_ms[rows] <= found.lost_ms[row] + TIE_MS
-        similar = rows[is_similar]
+            is_similar &= found.lost_ms <= found.lost_ms[row] + TIE_MS
+        similar = rows[is_similar[rows]]
         booked = books.booked(now_ms)[similar]
-        return self._any(similar[booked <= booked.min()])
+        return self._any(similar[booked <= smallest(booked)])
 
     def _is_copy_due(self, query: Query, depth: int, block_size: int) -> bool:
         """Whether idle workers should get a copy of the prefix that the chosen one has."""
@@ -112,6 +115,14 @@ class Chooser:
 
     def _any(self, rows: Rows) -> int:
         return int(rows[0]) if len(rows) == 1 else int(self._rng.choice(rows.tolist()))
+
+
+def spare_ms(row: int, rows: Rows, costs: Costs) -> float:
+    """What the best of the other candidates costs more; inf: there is no other."""
+    others = rows[rows != row]
+    if not len(others):
+        return math.inf
+    return max(0.0, float(costs.cost_ms[others].min() - costs.cost_ms[row]))
 
 
 def _is_idle_at(books: Books, row: int, now_ms: float) -> bool:

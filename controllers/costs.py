@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from controllers.cost_model import CostModel
-from controllers.loads import Loads, Weights
+from controllers.loads import Loads, Steady, Weights
 from controllers.numbers import (
     Floats,
     Numbers,
@@ -105,17 +105,27 @@ class Costs(NamedTuple):
         """Of one request of several. What is the same for all has no axis of requests."""
         return Costs(*[values[index] if values.ndim > 1 else values for values in self])
 
-    def at(self, row: int) -> Costs:
-        """Of a single request on one worker, as numbers."""
-        return Costs(*[values[row] for values in self])
+    def service_at(self, row: int) -> Service:
+        """Of a single request on one worker."""
+        return Service(float(self.uncached_tokens[row]), float(self.service_ms[row]))
+
+
+class Service(NamedTuple):
+    """What a request takes on its worker."""
+
+    uncached_tokens: float
+    ms: float
 
 
 def cost_of(work: Work, loads: Loads, model: CostModel, weights: Weights) -> Costs:
-    """Costs on the workers of `loads`."""
-    on, (service, standstill) = loads.steady, _service(work, loads, model)
+    """Costs on the workers of `loads`, whose values are arrays."""
+    on = loads.steady
+    service, standstill = _service(work, on, model)
 
-    none = 0.0 * service  # by worker, if there is an axis of workers
-    room_ms, start = none, loads.start_ms
+    service_ms = np.asarray(service)
+    none = np.zeros(service_ms.shape)
+    room_ms: Numbers = none
+    start = loads.start_ms
     if largest(work.need_blocks) > loads.free_blocks:
         room_ms = _memory_wait_ms(loads, work.need_blocks, weights.held_ms)
         start = larger(start, room_ms)
@@ -124,27 +134,34 @@ def cost_of(work: Work, loads: Loads, model: CostModel, weights: Weights) -> Cos
 
     share = (on.active_blocks + work.new_blocks) / weights.reference_blocks
     after_ms = larger(on.decode_ms, model.decode_ms(share, on.speed))
-    own_delay = work.output_tokens * (after_ms - on.idle_ms)
-    others_delay = work.output_tokens * (after_ms - on.decode_ms) + standstill
-    slowdown = own_delay + on.num_decoding * others_delay
+    delay_ms = after_ms * on.num_together - on.before_ms  # of one step, in sum
+    slowdown = work.output_tokens * delay_ms + on.num_decoding * standstill
     return Costs(
-        uncached_tokens=np.asarray(work.uncached_tokens + none),
+        uncached_tokens=_by_row(work.uncached_tokens, none),
         room_ms=np.asarray(room_ms),
         start_ms=np.asarray(start),
-        service_ms=np.asarray(service),
+        service_ms=service_ms,
         cost_ms=np.asarray(start + loads.price * service + weights.beta * slowdown),
     )
 
 
-def _service(work: Work, loads: Loads, model: CostModel) -> tuple[Numbers, Numbers]:
+def _by_row(values: Numbers, none: Floats) -> Floats:
+    return values + none if isinstance(values, float) else values
+
+
+def service_on(work: Work, steady: Steady, model: CostModel) -> Service:
+    """Of a single request on one worker, in numbers."""
+    service, _ = _service(work, steady, model)
+    return Service(float(work.uncached_tokens), float(service))
+
+
+def _service(work: Work, on: Steady, model: CostModel) -> tuple[Numbers, Numbers]:
     """Its prefill, and how long those that decode stand still for it."""
-    on, shared_ms, uncached = loads.steady, loads.steady.shared_ms, work.uncached_tokens
+    shared_ms, uncached, queued = on.shared_ms, work.uncached_tokens, on.queued_tokens
     service = work.prefill_ms * on.speed + work.num_iterations * shared_ms
-    if loads.has_queue:
-        queued = on.queued_tokens
+    if largest(queued) > 0.0:  # where there is no queue it joins nothing, and takes as long
         joined_ms = model.prefill_ms(queued + uncached, shared_ms, on.speed) - on.queued_ms
-        joined_ms = larger(joined_ms, MIN_SHARE_OF_ALONE * service)
-        service = where_positive(queued, joined_ms, service)
+        service = larger(joined_ms, MIN_SHARE_OF_ALONE * service)
     if work.has_full_hit:
         service = where_positive(uncached, service, on.decode_ms)
     if work.onboard_ms is not None:
@@ -157,7 +174,7 @@ def _service(work: Work, loads: Loads, model: CostModel) -> tuple[Numbers, Numbe
 
 def _memory_wait_ms(loads: Loads, need: Numbers, held_ms: float) -> Numbers:
     """Blocks that are missing over the rate at which held ones come free; all of them at most."""
-    held = loads.held_blocks
+    held = loads.held_blocks()
     missing = np.minimum(held, not_negative(held + need - loads.steady.capacity_blocks))
     return missing / at_least(1.0, held) * held_ms
 

@@ -3,7 +3,8 @@
 So the choice is made with what is known at that moment, the shortest work goes first, and others
 may pass long prompts. A pass looks at what waits, in order; who has to wait for a worker keeps its
 time reserved for the rest of the pass, so that later ones do not count on it. Owns who waits; the
-steps of a decision are `placing`'s, the order is `router_queue`'s. `now` is in seconds.
+steps of a decision are `placing`'s, the order is `router_queue`'s and, in a burst, `bursts`'. `now`
+is in seconds.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple, TypeAlias
 
 import msgspec
+import numpy as np
 
+from controllers.at_best import AtBest
+from controllers.bursts import MOST_PER_WORKER, Wish, last_ones_choose
 from controllers.candidates import Candidates
 from controllers.choice import Choice
 from controllers.costs import Costs
@@ -122,8 +126,30 @@ class _Pass:
     def _order(self, queue: RouterQueue) -> Sequence[int]:
         if len(self._waiters) == 1:
             return [0]
-        ttft_ms, uncached = self._prices.at_best()
-        return queue.order(self._waiters, ttft_ms, uncached, self._now)
+        best, waiters = self._prices.at_best(), self._waiters
+        order = queue.soonest_first(waiters, best.ttft_ms.tolist(), self._now)
+        if self._rules.is_holding and best.has_room:
+            order = self._last_ones_choose(order, best)
+        return queue.in_turns(waiters, order, best.uncached_tokens.tolist())
+
+    def _last_ones_choose(self, order: list[int], best: AtBest) -> list[int]:
+        """Of the best rank that waits."""
+        ranks = [waiter.query.rank for waiter in self._waiters]
+        members = [i for i in order if ranks[i] == min(ranks)]
+        if len(members) > MOST_PER_WORKER * len(self._books):
+            return order
+        waited_ms = np.array([waiter.waited_ms(self._now) for waiter in self._waiters])
+        columns = (best.rows, best.service_ms, best.ttft_ms + waited_ms, best.is_tied)
+        wishes = [Wish(*own) for own in zip(*(v.tolist() for v in columns), strict=True)]
+        others = [i for i in order if ranks[i] != min(ranks)]
+        return last_ones_choose(members, wishes, self._ready_ms()) + others
+
+    def _ready_ms(self) -> list[float]:
+        """Until each worker can start one, by row; 0: now."""
+        books = self._books
+        least_ms = np.where(books.num_unstarted > 0.0, 1000.0 * MIN_PAUSE_S, 0.0)
+        ready_ms = np.maximum(books.prefill_end_ms - 1000.0 * self._now, least_ms)
+        return list(ready_ms.tolist())
 
     def _look_at(self, i: int) -> _Started | None:
         """Send it or let it wait. Raises Overloaded if its first token would be late anywhere."""
@@ -174,17 +200,24 @@ class _Pass:
             table.block_size,
             0 if query.is_whole else self._rules.slice_tokens,
         )
-        own_costs = costs.at(choice.row)
+        service = costs.service_at(choice.row)
+        max_ahead_tokens = None
+        if not query.is_settled and query.pinned is None:
+            max_ahead_tokens = placing.max_ahead_tokens(choice, self._rules.shared_start_tokens)
         if piece is not None:
             hashes = query.hashes[: piece // table.block_size]
             query = msgspec.structs.replace(query, num_tokens=piece, hashes=hashes)
-            own_costs = placing.ranker.price_at(choice.row, query, found, table.block_size, now)
-            service_ms = float(own_costs.service_ms)
-            placed = msgspec.structs.replace(placed, predicted_service_ms=service_ms)
-        placing.reserve(query, table, found, own_costs, choice, now)
+            service = placing.ranker.service_at(choice.row, query, found, table.block_size)
+            placed = msgspec.structs.replace(placed, predicted_service_ms=service.ms)
+        placing.reserve(query, table, found, service, choice, now)
         self._prices.books_changed()
-        sent = Sent(request_id=query.request_id, placed=placed, num_tokens=piece)
-        return _Started(sent, float(own_costs.uncached_tokens))
+        sent = Sent(
+            request_id=query.request_id,
+            placed=placed,
+            num_tokens=piece,
+            max_ahead_tokens=max_ahead_tokens,
+        )
+        return _Started(sent, service.uncached_tokens)
 
 
 class _Started(NamedTuple):

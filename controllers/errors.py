@@ -8,6 +8,7 @@ CachelaneError
 +-- Overloaded              the fleet has more work than it may hold (HTTP 503 + Retry-After)
 |   +-- WorkerFull          one worker's gate refused it; another worker may have room
 |   +-- RateLimited         the tenant is over a limit of its own (HTTP 429 + Retry-After)
++-- Overtaken               others came before it at its worker; another worker may be sooner
 +-- SettingsError           a settings file or variable is wrong; names the path
 +-- EventError              a record of the log cannot be decoded or breaks a law
 +-- ExecutorError           the executor failed
@@ -70,6 +71,10 @@ class WorkerFull(Overloaded):
 
 class RateLimited(Overloaded):
     """The tenant is over a limit of its own, whatever the fleet could do."""
+
+
+class Overtaken(CachelaneError):
+    """A worker's gate hands the request back: more comes before it than its router knew of."""
 
 
 class SettingsError(CachelaneError):

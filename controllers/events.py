@@ -14,16 +14,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, NewType, TypeAlias, get_args
+from typing import NamedTuple, TypeAlias, get_args
 
 import msgspec
 
 from controllers.errors import EventError
 
 SCHEMA = 1
-
-BlockHash = NewType("BlockHash", int)
-WorkerId = NewType("WorkerId", str)
 
 # A larger epoch or seq would make everything that the worker says afterwards look old.
 MAX_NUMBER = 2**53

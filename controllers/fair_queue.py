@@ -16,7 +16,7 @@ from typing import NamedTuple
 from controllers.errors import Overloaded
 from controllers.tenant_line import TenantLine
 from controllers.tenant_ring import TenantRing
-from controllers.waiting import Waiting
+from controllers.waiting import Waiting, order_key
 
 
 class Bounds(NamedTuple):
@@ -76,6 +76,13 @@ class FairQueue:
         self._rings[item.rank].add(item)
         return displaced
 
+    def tokens_before(self, item: Waiting) -> int:
+        """Tokens to prefill of what goes before it, as if its rank were one tenant's."""
+        place = _place(item)
+        return sum(
+            other.uncached_tokens for other in self._waiting.values() if _place(other) < place
+        )
+
     def first(self) -> Waiting | None:
         """Who is next. Asking again without a change gives the same."""
         ring = min(self._busy(), default=None)
@@ -131,6 +138,10 @@ class FairQueue:
                 yield from _fattest_first(self._rings[rank].lines)
             elif rank == item.rank:
                 yield from _over_its_share(self._rings[rank].lines, item)
+
+
+def _place(item: Waiting) -> tuple[int, float]:
+    return item.rank, order_key(item.uncached_tokens, item.submitted_s)
 
 
 class _Share:

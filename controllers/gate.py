@@ -1,5 +1,8 @@
 """What routers have sent to a worker and its engine has not started: in which order, and when.
 
+What comes in one moment from several routers none of them could know of. So who finds more before
+it than its router says that it may be is handed back, for its router to decide anew.
+
 Owns who waits and who runs at one worker. Order and who gives way are `fair_queue`'s, places
 that better ranks keep are `places`'. Knows no engine: it is told first tokens and ends.
 """
@@ -52,6 +55,7 @@ class Gate:
         self._deadlines: list[tuple[float, str]] = []
         self._rate = StartRate()
         self._gathers_until = -math.inf
+        self._newcomers: list[Waiting] = []  # that may be handed back
 
     @property
     def num_waiting(self) -> int:
@@ -87,6 +91,8 @@ class Gate:
             self._places.left(victim.rank, False, now)
         self._places.came(item.rank, now)
         self._note_deadline(item)
+        if item.max_ahead_tokens < math.inf and item.uncached_tokens:
+            self._newcomers.append(item)
         if was_empty and self._running:
             self._gathers_until = now + self._rules.gather_s
         return displaced
@@ -127,6 +133,21 @@ class Gate:
         if started:
             self._rate.add(len(started), now)
         return started
+
+    def hand_back(self, now: float) -> list[Waiting]:
+        """Of those that came since the last call and were not started, whoever has too much before
+        it; they have left. To be called after `start`; nobody is judged before it has gathered."""
+        if not self._newcomers or now < self._gathers_until:
+            return []
+        newcomers, self._newcomers = self._newcomers, []
+        overtaken = []
+        for item in sorted(newcomers, key=lambda item: item.uncached_tokens):
+            if self._queue.get(item.request_id) is not item:
+                continue
+            if self._owed_tokens + self._queue.tokens_before(item) > item.max_ahead_tokens:
+                self.leave(item.request_id, now)
+                overtaken.append(item)
+        return overtaken
 
     def prefill_ended(self, request_id: str) -> bool:
         """Its first token came. False if that was known, or it does not run."""

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from controllers.blocks import num_common_blocks
 from controllers.retention import Retention
 
 MAX_FIRSTS = 32
@@ -99,7 +100,7 @@ class HotPrefixes:
         kept = tuple(hashes[:MAX_BLOCKS])
         kept_ids = token_ids[: len(kept) * self._block_bytes]
         prompt = Prefix(kept, kept_ids, salt, tenant, adapter, retention)
-        num_common = max((_common(kept, other.hashes) for other in recent), default=0)
+        num_common = max((num_common_blocks(kept, other.hashes) for other in recent), default=0)
         recent.append(prompt)
         if num_common >= MIN_BLOCKS:
             self._use(prompt, num_common, now)
@@ -157,18 +158,6 @@ def _cut_retention(retention: Retention, num_tokens: int) -> Retention:
         if part.start < num_tokens
     )
     return Retention(ranges=ranges, decode_retention_priority=0)
-
-
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """Leading blocks that are the same. Hashes are chained, so halving finds it."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[middle - 1] == other[middle - 1]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def _covers(one: Prefix, other: Prefix) -> bool:

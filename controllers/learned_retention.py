@@ -14,7 +14,7 @@ priority and a duration for a range of tokens, said when a request comes, of its
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from controllers.promising import promise
@@ -64,7 +64,7 @@ class LearnedRetention:
         """What the prompt begins with, and how many blocks of each; no use of it."""
         return self._tree.known(hashes)
 
-    def set_workers(self, num_blocks: dict[str, int]) -> None:
+    def set_workers(self, num_blocks: Mapping[str, int]) -> None:
         """Worker -> blocks of its cache. Others are forgotten; an equal one's books stay."""
         known = self._workers
         self._workers = {

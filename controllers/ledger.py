@@ -7,7 +7,7 @@ Owns reservations, books, the timing curve and what finished requests were like.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -31,6 +31,8 @@ class Booking(NamedTuple):
     num_blocks: int  # of the prompt
     service_ms: float
     rank: int = 0
+    hashes: Sequence[int] = ()
+    num_cached: int = 0  # of these blocks, expected to be there already
 
 
 @dataclass(slots=True)
@@ -118,6 +120,10 @@ class Ledger:
         )
         self.rank_book.book(booking.worker, booking.rank, booking.uncached_tokens)
         self._reservations[request_id] = _Reservation(booking, now)
+
+    def booking(self, request_id: str) -> Booking | None:
+        reservation = self._reservations.get(request_id)
+        return None if reservation is None else reservation.booking
 
     def first_token(self, request_id: str, now: float) -> None:
         """Its prefill is done. Unknown ids and second calls change nothing."""

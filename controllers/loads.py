@@ -15,9 +15,11 @@ from typing import NamedTuple
 from controllers.cost_model import CostModel
 from controllers.entries import Entries
 from controllers.numbers import (
+    Floats,
     Numbers,
     above,
     at_least,
+    constant,
     is_positive,
     larger,
     largest,
@@ -30,16 +32,29 @@ from controllers.rank_book import PASSES_NONE, Passed
 # Price of work on an idle worker: without it a burst of siblings, each served as soon here as
 # there, computes its common prefix on every worker.
 IDLE_PRICE = 0.1
+_ONE = constant(1.0)
+
+
+class BusyPrice:
+    """Of a ms of service on workers with a share of busy time: 1 + theta (0.1 + busy / (1 - busy)),
+    in half as many steps."""
+
+    def __init__(self, theta: float) -> None:
+        self._start = constant(1.0 + theta * (IDLE_PRICE - 1.0))
+        self._theta = constant(theta)
+
+    def at(self, busy: Floats) -> Floats:
+        return self._start + self._theta / (_ONE - busy)
 
 
 class Weights(NamedTuple):
-    """`beta`: ms of time to first token that one ms of somebody's decode delay counts as. `theta`:
-    weight of the congestion price. `held_ms`: mean time from a first token to the end.
+    """`beta`: ms of time to first token that one ms of somebody's decode delay counts as.
+    `price`: of congestion. `held_ms`: mean time from a first token to the end.
     `max_running`: requests that a worker runs together; the others wait. `reference_blocks`: what
     shares of blocks are shares of."""
 
-    beta: float
-    theta: float
+    beta: Floats  # a constant
+    price: BusyPrice
     held_ms: float
     mean_output_tokens: float
     reference_blocks: float
@@ -52,6 +67,7 @@ class Steady(NamedTuple):
     speed: Numbers
     capacity_blocks: Numbers
     active_blocks: Numbers
+    free_blocks: Numbers  # the difference
     queued_tokens: Numbers  # own ones before it, with which it may share iterations
     queued_ms: Numbers
     others_ms: Numbers  # to prefill what nobody tells of
@@ -59,28 +75,34 @@ class Steady(NamedTuple):
     num_decoding: Numbers
     idle_ms: Numbers  # a step of decoding alone
     decode_ms: Numbers  # a step with what runs
+    num_together: Numbers  # that decode when one more has joined
+    before_ms: Numbers  # what a step of each of these takes before that, in sum
     shared_ms: Numbers  # the same, 0 without anybody who decodes
     joins_ms: Numbers  # until it can join an iteration
 
 
 class Loads(NamedTuple):
-    """What a request of one rank finds now."""
+    """What a request of one rank finds now, by row of the books."""
 
     steady: Steady
-    has_queue: bool  # somewhere
-    held_blocks: Numbers  # with what the running requests will write
     backlog_ms: Numbers
     start_ms: Numbers  # of a request that finds blocks and a place
     places_ms: Numbers | None  # wait for a place in the batch; None: there is one everywhere
     price: Numbers  # of a ms of service: itself and what later requests pay for it
-    free_blocks: float  # at least, on every worker
+    output_blocks: float  # that a running request will write
+    free_blocks: float  # on every worker there are at least so many, if they write them
+    promised_blocks: Numbers = 0.0  # spoken for
+
+    def held_blocks(self) -> Numbers:
+        """With what the running requests will write."""
+        held = self.steady.active_blocks + self.steady.num_requests * self.output_blocks
+        return held + self.promised_blocks
 
     def promise(self, num_blocks: Numbers) -> Loads:
         """With so many blocks spoken for."""
-        held = self.held_blocks + num_blocks
-        return self._replace(
-            held_blocks=held, free_blocks=smallest(self.steady.capacity_blocks - held)
-        )
+        loads = self._replace(promised_blocks=num_blocks)
+        free_blocks = smallest(self.steady.capacity_blocks - loads.held_blocks())
+        return loads._replace(free_blocks=free_blocks)
 
 
 def steady_of(
@@ -92,6 +114,7 @@ def steady_of(
     is_queued = is_positive(queued)
     num_requests = _num_requests(entries, passed)
     num_decoding = not_negative(num_requests - is_queued)
+    idle_ms = model.idle_ms * speed
     decode_ms = model.decode_ms(active / reference_blocks, speed)
     # A running mean of others' requests is rarely exactly 0.
     shared_ms = decode_ms * above(0.49, num_decoding)
@@ -100,13 +123,16 @@ def steady_of(
         speed=speed,
         capacity_blocks=entries.capacity_blocks,
         active_blocks=active,
+        free_blocks=entries.capacity_blocks - active,
         queued_tokens=queued,
         queued_ms=_prefill_ms(model, queued, shared_ms, speed),
         others_ms=_prefill_ms(model, others_tokens, shared_ms, speed),
         num_requests=num_requests,
         num_decoding=num_decoding,
-        idle_ms=model.idle_ms * speed,
+        idle_ms=idle_ms,
         decode_ms=decode_ms,
+        num_together=1.0 + num_decoding,
+        before_ms=idle_ms + num_decoding * decode_ms,
         shared_ms=shared_ms,
         # Half an iteration on average until it can join one; a whole one if others wait to join.
         joins_ms=0.5 * shared_ms * (1.0 + is_queued),
@@ -116,7 +142,7 @@ def steady_of(
 def loads_of(
     steady: Steady,
     prefill_end_ms: Numbers,
-    busy: Numbers,
+    busy: Floats,
     weights: Weights,
     block_size: int,
     now_ms: float,
@@ -127,16 +153,17 @@ def loads_of(
     if share_ahead is not None:
         backlog_ms = backlog_ms * share_ahead
     backlog_ms = backlog_ms + steady.others_ms
-    held = steady.active_blocks + steady.num_requests * (weights.mean_output_tokens / block_size)
+    output_blocks = weights.mean_output_tokens / block_size
+    most_requests = largest(steady.num_requests)
+    has_places = most_requests + 1.0 <= weights.max_running
     return Loads(
         steady=steady,
-        has_queue=largest(steady.queued_tokens) > 0.0,
-        held_blocks=held,
         backlog_ms=backlog_ms,
         start_ms=larger(backlog_ms, steady.joins_ms),
-        places_ms=_places_ms(steady.num_requests, weights),
-        price=price_of(busy, weights.theta),
-        free_blocks=smallest(steady.capacity_blocks - held),
+        places_ms=None if has_places else _places_ms(steady.num_requests, weights),
+        price=weights.price.at(busy),
+        output_blocks=output_blocks,
+        free_blocks=smallest(steady.free_blocks) - most_requests * output_blocks,
     )
 
 
@@ -164,14 +191,7 @@ def _num_requests(entries: Entries, passed: Passed) -> Numbers:
     return known - passed.own_requests - passed.shared_requests + others
 
 
-def price_of(busy: Numbers, theta: float) -> Numbers:
-    """1 + theta (0.1 + busy / (1 - busy)), in half as many steps."""
-    return (1.0 + theta * (IDLE_PRICE - 1.0)) + theta / (1.0 - busy)
-
-
-def _places_ms(num_requests: Numbers, weights: Weights) -> Numbers | None:
+def _places_ms(num_requests: Numbers, weights: Weights) -> Numbers:
     """A full batch lets one more in `max_running` times while one request is held."""
-    if largest(num_requests) + 1.0 <= weights.max_running:
-        return None
     too_many = not_negative(num_requests + 1.0 - weights.max_running)
     return too_many * (weights.held_ms / weights.max_running)

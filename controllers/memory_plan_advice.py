@@ -93,7 +93,7 @@ def warnings(
         *_block_warnings(choices, cache),
         *_window_warnings(shape, choices, budget, cache),
         *_parallel_warnings(shape, choices),
-        *_fraction_warnings(choices, budget),
+        *_fraction_warnings(budget),
         *_dtype_warnings(shape, choices),
     ]
 
@@ -169,7 +169,7 @@ def _parallel_warnings(shape: ModelShape, choices: PlanChoices) -> Iterator[str]
         yield f"{num_kv_heads} key/value heads do not divide into tensor parallel {parallel}"
 
 
-def _fraction_warnings(choices: PlanChoices, budget: Budget) -> Iterator[str]:
+def _fraction_warnings(budget: Budget) -> Iterator[str]:
     if budget.fraction > budget.recommended_fraction:
         yield (
             f"free_gpu_memory_fraction {budget.fraction:g} leaves "

@@ -61,13 +61,6 @@ class Mirror:
             self._blocks.clear()
             self._children.clear()
 
-    def count_by_medium(self) -> dict[str, int]:
-        """Resident blocks; media without blocks are left out."""
-        counts: dict[str, int] = {}
-        for block in self._blocks.values():
-            counts[block.medium] = counts.get(block.medium, 0) + 1
-        return counts
-
     def snapshot(self, up: WorkerUp, snapshot_id: int, max_blocks: int) -> list[Snapshot]:
         """The whole state in parts of at most `max_blocks` blocks; one empty part if there is none.
 

@@ -27,11 +27,15 @@ _ZERO = constant(0.0)
 
 
 def at_least(least: float, values: Numbers) -> Numbers:
-    return max(least, values) if isinstance(values, float) else np.maximum(least, values)
+    if isinstance(values, float):
+        return values if values > least else least  # max() takes twice as long
+    return np.maximum(least, values)
 
 
 def not_negative(values: Numbers) -> Numbers:
-    return max(0.0, values) if isinstance(values, float) else np.maximum(_ZERO, values)
+    if isinstance(values, float):
+        return values if values > 0.0 else 0.0
+    return np.maximum(_ZERO, values)
 
 
 def is_positive(values: Numbers) -> Numbers:
@@ -51,13 +55,13 @@ def above(limit: float, values: Numbers) -> Numbers:
 def larger(first: Numbers, second: Numbers) -> Numbers:
     """Of each pair."""
     if isinstance(first, float) and isinstance(second, float):
-        return max(first, second)
+        return second if second > first else first
     return np.maximum(first, second)
 
 
 def smaller(first: Numbers, second: Numbers) -> Numbers:
     if isinstance(first, float) and isinstance(second, float):
-        return min(first, second)
+        return second if second < first else first
     return np.minimum(first, second)
 
 

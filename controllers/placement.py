@@ -127,7 +127,7 @@ class Placement:
             found = placing.in_time(query, found, costs, query.max_ttft_ms)
         choice = placing.choose(query, table, found, costs, placing.stagger_ms(now), now)
         placed = placing.placed(query, table, found, costs, choice)
-        placing.reserve(query, table, found, costs.at(choice.row), choice, now)
+        placing.reserve(query, table, found, costs.service_at(choice.row), choice, now)
         return placed
 
     def explain(self, query: Query, table: TableView, now: float) -> dict[str, Any]:
@@ -157,6 +157,10 @@ class Placement:
         """The request has left its worker, or waits no longer. Unknown ids change nothing."""
         self._dispatcher.remove(request_id)
         self._ledger.release(request_id, now, output_tokens)
+
+    def take_back(self, request_id: str, now: float) -> None:
+        """Its worker has handed it back unstarted. Unknown ids change nothing."""
+        self._placing.take_back(request_id, now)
 
     def sweep(self, now: float) -> None:
         """End what nobody has released, and predictions of the past. `choose` does it too."""

@@ -36,6 +36,9 @@ class PlacementSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     # room of workers does not matter. Far below 1, since the room that a prompt takes elsewhere
     # will be missing there.
     loss_weight: Weight = 0.1
+    # With several routers, so many times a worker may hand a request back because what others sent
+    # in the same moment comes first there; 0: it stays where it was sent.
+    max_handbacks: Annotated[int, Meta(ge=0, le=100)] = 2
 
 
 class Query(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +55,7 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     expected_output_tokens: int | None = None  # None: as many as its request type had on average
     pinned: str | None = None  # worker that takes it as long as it is a candidate
     is_whole: bool = False  # it goes out in one piece, however long it is
+    is_settled: bool = False  # its worker must not hand it back
     prompt_use: PromptUse | None = None  # what is kept of it depends on the worker's room
 
 
@@ -74,11 +78,13 @@ class Placed(msgspec.Struct, frozen=True, kw_only=True):
 
 class Sent(msgspec.Struct, frozen=True, kw_only=True):
     """A request that waited goes to a worker now. `num_tokens`: so many leading tokens of its
-    prompt as a piece, at whose end the request waits again; None: all of it."""
+    prompt as a piece, at whose end the request waits again; None: all of it. `max_ahead_tokens`:
+    with more to prefill before it there, it is to be handed back; None: never."""
 
     request_id: str
     placed: Placed
     num_tokens: int | None = None
+    max_ahead_tokens: int | None = None
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,6 +6,7 @@ sent says `dispatch`. `now` is in seconds.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from random import Random
 
@@ -14,13 +15,12 @@ import numpy as np
 from controllers.baselines import pick_least_requests, pick_random, pick_round_robin
 from controllers.blind import BlindPlacement
 from controllers.candidates import Candidates, epoch_of
-from controllers.choice import Choice, Chooser
-from controllers.costs import Costs
+from controllers.choice import Choice, Chooser, spare_ms
+from controllers.costs import Costs, Service
 from controllers.errors import Overloaded
 from controllers.evictions import Evictions
 from controllers.hubs import Hubs
 from controllers.ledger import Booking, Ledger
-from controllers.loads import price_of
 from controllers.numbers import Floats
 from controllers.placement_types import Losses, Placed, PlacementSettings, Query, TableView
 from controllers.predictions import Predictions
@@ -117,7 +117,20 @@ class Placing:
         for more_ms in (extra_ms, lost_ms, self._eviction_ms(costs, now)):
             if more_ms is not None:
                 costs = costs._replace(cost_ms=costs.cost_ms + more_ms)
-        return self._chooser.choose(query, table, found, costs, books, now * 1000.0)
+        choice = self._chooser.choose(query, table, found, costs, books, now * 1000.0)
+        if extra_ms is None or choice.is_blind:
+            return choice
+        return choice._replace(spare_ms=spare_ms(choice.row, found.rows, costs))
+
+    def max_ahead_tokens(self, choice: Choice, shared_start_tokens: int) -> int | None:
+        """To prefill at the chosen worker before a request that is sent now: if there are more,
+        another one is the better choice. What shares a start does not keep it waiting. None: as
+        many as there are."""
+        if math.isinf(choice.spare_ms):
+            return None
+        on = self._books.at(choice.row)
+        ahead = on.prefill_tokens + on.shared_tokens + max(0.0, float(on.others_prefill_tokens))
+        return int(ahead + shared_start_tokens + choice.spare_ms / self._ms_per_token())
 
     def lost_ms(self, query: Query, now: float) -> Floats | None:
         """By row of the books: work of later requests. None: there is none."""
@@ -139,7 +152,7 @@ class Placing:
         share = self._evictions.share_again()
         if not share:
             return None
-        price = price_of(self._books.busy(now * 1000.0), self._settings.theta)
+        price = self.ranker.busy_price.at(self._books.busy(now * 1000.0))
         return costs.uncached_tokens * smaller * price * (share * self._ms_per_token())
 
     def _ms_per_token(self) -> float:
@@ -156,19 +169,21 @@ class Placing:
         query: Query,
         table: TableView,
         found: Candidates,
-        own_costs: Costs,
+        service: Service,
         choice: Choice,
         now: float,
     ) -> None:
-        """It is sent: it counts on its worker from now on. `own_costs`: there, as numbers."""
+        """It is sent: it counts on its worker from now on."""
         row, worker = choice.row, self._books.workers[choice.row]
         booking = Booking(
             worker=worker,
             request_type=query.request_type,
-            uncached_tokens=float(own_costs.uncached_tokens),
+            uncached_tokens=service.uncached_tokens,
             num_blocks=-(-query.num_tokens // table.block_size),
-            service_ms=float(own_costs.service_ms),
+            service_ms=service.ms,
             rank=query.rank,
+            hashes=query.hashes,
+            num_cached=int(found.cached_blocks[row]),
         )
         self.ledger.reserve(query.request_id, booking, now)
         self._num_placed += 1
@@ -178,6 +193,14 @@ class Placing:
         self._note_branch(query, found, choice, table.block_size)
         if self._books.smaller is not None:
             self._evictions.add(query.hashes, found.best_blocks, now)
+
+    def take_back(self, request_id: str, now: float) -> None:
+        """Its worker has not started it, and will not: what it was to compute is not expected there
+        any more. Unknown ids change nothing."""
+        booking = self.ledger.booking(request_id)
+        if booking is not None:
+            self.predictions.retract(booking.worker, booking.hashes, booking.num_cached)
+            self.ledger.release(request_id, now)
 
     def placed(
         self, query: Query, table: TableView, found: Candidates, costs: Costs, choice: Choice

@@ -1,19 +1,25 @@
 """Blocks that a worker is expected to hold soon, because a request with them was just sent there.
 
 They bridge the time until the worker's own events arrive. Knows neither the table nor costs.
+
+A hash names a whole prefix, so blocks can only be found again by a prompt with the same first
+block: what was sent is kept by that.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
+from typing import TypeAlias
 
 
 class _Sent:
-    """Blocks sent to a worker within one generation."""
+    """Blocks of prompts that begin alike, sent to one worker within one generation."""
 
-    __slots__ = ("_runs", "_until_s")
+    __slots__ = ("_runs", "_until_s", "epoch")
 
-    def __init__(self) -> None:
+    def __init__(self, epoch: int | None) -> None:
+        self.epoch = epoch
         self._runs: list[tuple[Sequence[int], float]] = []  # not yet in the map
         self._until_s: dict[int, float] = {}
 
@@ -24,25 +30,14 @@ class _Sent:
     def until_s(self) -> dict[int, float]:
         """Block hash -> time until which it is expected. Filled when somebody asks: most blocks
         expire before."""
-        if self._runs:
-            for run, until_s in self._runs:
-                self._until_s.update(dict.fromkeys(run, until_s))
-            self._runs = []
+        for run, until_s in self._runs:
+            for block_hash in run:  # faster than update(dict.fromkeys(...))
+                self._until_s[block_hash] = until_s
+        self._runs.clear()
         return self._until_s
 
-    def __bool__(self) -> bool:
-        return bool(self._runs or self._until_s)
 
-
-class _Expected:
-    """Of one worker in one epoch: what was sent lately and what was sent before that."""
-
-    __slots__ = ("epoch", "new", "old")
-
-    def __init__(self, epoch: int | None) -> None:
-        self.epoch = epoch
-        self.new = _Sent()
-        self.old = _Sent()
+_Generation: TypeAlias = dict[int, dict[str, _Sent]]  # first block -> worker
 
 
 class Predictions:
@@ -52,13 +47,13 @@ class Predictions:
     def __init__(self, ttl_s: float) -> None:
         self.ttl_s = ttl_s
         self._turns_at_s = 0.0  # the next generation begins
-        self._workers: dict[str, _Expected] = {}
-        self._new_firsts: dict[int, dict[str, None]] = {}  # first block -> workers
-        self._old_firsts: dict[int, dict[str, None]] = {}
+        self._new: _Generation = {}
+        self._old: _Generation = {}
 
     def __len__(self) -> int:
         """Blocks kept, over all workers."""
-        return sum(len(e.new.until_s) + len(e.old.until_s) for e in self._workers.values())
+        generations = (*self._old.values(), *self._new.values())
+        return sum(len(sent.until_s) for workers in generations for sent in workers.values())
 
     def add(
         self, worker: str, epoch: int | None, hashes: Sequence[int], depth: int, now: float
@@ -71,27 +66,34 @@ class Predictions:
         if depth >= len(hashes):
             return
         self.sweep(now)
-        expected = self._workers.get(worker)
-        if expected is None or expected.epoch != epoch:
-            expected = self._workers[worker] = _Expected(epoch)
-        run = hashes[depth:]
-        expected.new.add(run, now + self.ttl_s)
-        if depth == 0:
-            self._new_firsts.setdefault(run[0], {})[worker] = None
+        workers = self._new.setdefault(hashes[0], {})
+        sent = workers.get(worker)
+        if sent is None or sent.epoch != epoch:
+            sent = workers[worker] = _Sent(epoch)
+        sent.add(hashes[depth:], now + self.ttl_s)
 
-    def may_start_with(self, first: int) -> Collection[str]:
-        """Workers that may be expected to hold a prompt's first block."""
-        old, new = self._old_firsts.get(first), self._new_firsts.get(first)
+    def retract(self, worker: str, hashes: Sequence[int], depth: int) -> None:
+        """A prompt that was sent there will not compute its blocks from `depth` on."""
+        if depth >= len(hashes):
+            return
+        for generation in (self._old, self._new):
+            sent = generation.get(hashes[0], {}).get(worker)
+            if sent is not None:
+                sent.add(hashes[depth:], -math.inf)
+
+    def of_first(self, first: int) -> Collection[str]:
+        """Workers that were sent prompts with this first block."""
+        old, new = self._old.get(first), self._new.get(first)
         return {**old, **new} if old and new else old or new or ()
 
     def extend(
         self, worker: str, epoch: int | None, hashes: Sequence[int], depth: int, now: float
     ) -> int:
         """Leading blocks of `hashes` on the worker, if the first `depth` are there already."""
-        expected = self._workers.get(worker)
-        if expected is None or expected.epoch != epoch:
+        if depth >= len(hashes):
             return depth
-        until_new, until_old = expected.new.until_s.get, expected.old.until_s.get
+        until_new = self._until_s(self._new, hashes[0], worker, epoch).get
+        until_old = self._until_s(self._old, hashes[0], worker, epoch).get
         while depth < len(hashes):
             block_hash = hashes[depth]
             if until_new(block_hash, now) <= now and until_old(block_hash, now) <= now:
@@ -101,7 +103,8 @@ class Predictions:
 
     def forget(self, worker: str) -> None:
         """The worker is gone."""
-        self._workers.pop(worker, None)
+        for workers in (*self._old.values(), *self._new.values()):
+            workers.pop(worker, None)
 
     def sweep(self, now: float) -> None:
         """Drop a generation that has expired; every `ttl_s` a new one begins."""
@@ -109,8 +112,11 @@ class Predictions:
             return
         is_all_over = now >= self._turns_at_s + self.ttl_s
         self._turns_at_s = now + self.ttl_s
-        self._old_firsts, self._new_firsts = ({} if is_all_over else self._new_firsts), {}
-        for worker, expected in list(self._workers.items()):
-            expected.old, expected.new = (_Sent() if is_all_over else expected.new), _Sent()
-            if not expected.old:
-                del self._workers[worker]
+        self._old, self._new = ({} if is_all_over else self._new), {}
+
+    def _until_s(
+        self, generation: _Generation, first: int, worker: str, epoch: int | None
+    ) -> dict[int, float]:
+        workers = generation.get(first)
+        sent = workers.get(worker) if workers else None
+        return sent.until_s if sent is not None and sent.epoch == epoch else {}

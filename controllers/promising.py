@@ -1,17 +1,17 @@
 """What the runs of one prompt are promised on one worker.
 
 Two passes. Leaf to root: what each run is worth, never less than what lies behind it. Root to leaf:
-promises while there is room at their level; from the first refusal on, nothing. Knows what
-`survival` learned, not how.
+promises while there is room at their level; from the first refusal on, nothing (`num_promised`).
+Knows what `survival` learned, not how.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
-from controllers.grants import Grant
+from controllers.grants import Grant, Room
 from controllers.promises import (
     DEFAULT_PROMISE,
     DEFAULT_RETENTION_PRIORITY,
@@ -31,6 +31,9 @@ AS_LRU = 60  # above every level that comes of a worth
 # While a run is worth so many times what it was at first, it is about to be used.
 GUARD_FACTOR = 1.1
 WORTHLESS = 0.1  # of the price
+# A retention priority, and the end of the leading blocks that are wanted at it, but for those that
+# levels before it have.
+Level: TypeAlias = tuple[int, int]
 NOTHING = Promise(0, math.inf)
 SEVERAL_TENANTS = ""  # another one for each of them, so none can lower it
 
@@ -63,14 +66,15 @@ def promise(
     what floors make a block's worth be taken times."""
     worker.room.expire(now)
     wants = _wants(worker, survival, use, path, boost, now)
+    owns = [_promise_of(want) for want in wants]
+    num_left = num_promised(worker.room, _levels(path, wants, owns)) if use.is_kept else 0
     stretches: list[Stretch] = []
     refused = None if use.is_kept else NOTHING
     num_refused = 0
-    for run, want in zip(path, wants, strict=True):
-        num, own = len(run.hashes), _promise_of(want)
-        num_given = 0
-        if refused is None and want.retention_priority > DEFAULT_RETENTION_PRIORITY:
-            num_given = min(num, worker.room.left(own.retention_priority))
+    for run, want, own in zip(path, wants, owns, strict=True):
+        num = len(run.hashes)
+        num_given = min(num, num_left)
+        num_left -= num_given
         if num_given < num:
             num_refused += num - num_given
             refused = _refusal(survival.index[run.class_id][0], worker.price, refused)
@@ -81,6 +85,35 @@ def promise(
         if num_given < num:
             stretches.append(Stretch(num - num_given, rest))
     return Promised(stretches, num_refused)
+
+
+def num_promised(room: Room, levels: Sequence[Level], num_own: int = 0) -> int:
+    """Leading blocks that there is room to promise: the first refusal ends a plan. `levels` fall,
+    root first. `num_own`: blocks whose room is the prompt's already."""
+    num = 0
+    for retention_priority, end in levels:
+        if retention_priority <= DEFAULT_RETENTION_PRIORITY:
+            break
+        num = max(num, min(end, room.left(retention_priority) + num_own))
+        if num < end:
+            break
+    return num
+
+
+def _levels(
+    path: Sequence[TouchedRun], wants: Sequence[Want], owns: Sequence[Promise]
+) -> list[Level]:
+    """What other tenants were promised raises a level, and is no reason for one."""
+    levels: list[Level] = []
+    end = 0
+    for run, want, own in zip(path, wants, owns, strict=True):
+        if want.retention_priority <= DEFAULT_RETENTION_PRIORITY:
+            break
+        end += len(run.hashes)
+        if levels and levels[-1][0] == own.retention_priority:
+            levels.pop()
+        levels.append((own.retention_priority, end))
+    return levels
 
 
 def _wants(

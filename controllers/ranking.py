@@ -9,12 +9,13 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
+from controllers.at_best import AtBest, at_best, together
 from controllers.candidates import Candidates, find_candidates
-from controllers.costs import Costs, Work, cost_of, work_of
+from controllers.costs import Costs, Service, Work, cost_of, service_on, work_of
 from controllers.errors import NotReady
 from controllers.ledger import Ledger
-from controllers.loads import Loads, Weights, loads_of, share_ahead, steady_of
-from controllers.numbers import Floats, Numbers
+from controllers.loads import BusyPrice, Loads, Weights, loads_of, share_ahead, steady_of
+from controllers.numbers import Floats, Numbers, constant
 from controllers.placement_types import PlacementSettings, Query, TableView
 from controllers.predictions import Predictions
 from controllers.rank_book import PASSES_NONE
@@ -33,6 +34,8 @@ class Ranker:
         self._ledger = ledger
         self._predictions = predictions
         self._settings = settings
+        self._beta = constant(settings.beta)
+        self.busy_price = BusyPrice(settings.theta)
         self._max_running = max_running
 
     def find(
@@ -57,18 +60,22 @@ class Ranker:
         loads = self.loads(query.rank, block_size, now, weights)
         return self.costs(self.work_of_one(query, found, block_size), loads, weights)
 
-    def price_at(
-        self, row: int, query: Query, found: Candidates, block_size: int, now: float
-    ) -> Costs:
-        """On one worker, as numbers."""
-        weights, lower = self.weights(), found.lower_blocks
+    def service_at(self, row: int, query: Query, found: Candidates, block_size: int) -> Service:
+        """On one worker."""
+        ledger, lower = self._ledger, found.lower_blocks
         work = self._work_of(
             query,
             block_size,
             float(found.cached_blocks[row]),
             None if lower is None else float(lower[row]),
         )
-        return self.costs(work, self.loads_at(row, query.rank, block_size, now, weights), weights)
+        passed = ledger.rank_book.passed_by(query.rank, [ledger.books.workers[row]])
+        if passed is PASSES_NONE:
+            steady = ledger.steady_loads.at(row, ledger.reference_blocks)
+        else:
+            entries, reference = ledger.books.at(row), ledger.reference_blocks
+            steady = steady_of(entries, ledger.model, reference, passed.at(0))
+        return service_on(work, steady, ledger.model)
 
     def backlog_ms(self, rank: int, block_size: int, now: float) -> Floats:
         """By row of the books: known work that such a request comes after."""
@@ -84,19 +91,6 @@ class Ranker:
             return loads_of(steady, ends_ms, busy, weights, block_size, now_ms)
         steady = steady_of(books.entries, ledger.model, ledger.reference_blocks, passed)
         ahead = share_ahead(books.entries, passed)
-        return loads_of(steady, ends_ms, busy, weights, block_size, now_ms, ahead)
-
-    def loads_at(self, row: int, rank: int, block_size: int, now: float, weights: Weights) -> Loads:
-        """Of one worker, as numbers: a quarter of the time."""
-        ledger, books, now_ms = self._ledger, self._ledger.books, now * 1000.0
-        ends_ms, busy = float(books.prefill_end_ms[row]), books.busy_at(row, now_ms)
-        passed = ledger.rank_book.passed_by(rank, [books.workers[row]])
-        if passed is PASSES_NONE:
-            steady = ledger.steady_loads.at(row, ledger.reference_blocks)
-            return loads_of(steady, ends_ms, busy, weights, block_size, now_ms)
-        passed, entries = passed.at(0), books.at(row)
-        steady = steady_of(entries, ledger.model, ledger.reference_blocks, passed)
-        ahead = share_ahead(entries, passed)
         return loads_of(steady, ends_ms, busy, weights, block_size, now_ms, ahead)
 
     def costs(self, work: Work, loads: Loads, weights: Weights) -> Costs:
@@ -139,8 +133,8 @@ class Ranker:
     def weights(self) -> Weights:
         completions = self._ledger.completions
         return Weights(
-            beta=self._settings.beta,
-            theta=self._settings.theta,
+            beta=self._beta,
+            price=self.busy_price,
             held_ms=completions.held_ms,
             mean_output_tokens=completions.output_tokens,
             reference_blocks=self._ledger.reference_blocks,
@@ -185,19 +179,17 @@ class Prices:
         loads = self._loads(self._queries[index].rank)
         return self._ranker.costs(work, loads, self._weights)
 
-    def at_best(self) -> tuple[list[float], list[float]]:
-        """Of each of several requests, on the best of its candidates: ms to the first token, and
-        tokens that it would have computed."""
-        num = len(self._queries)
-        ttft_ms, uncached = [0.0] * num, [0.0] * num
+    def at_best(self) -> AtBest:
+        """Of several requests."""
+        num, parts, order = len(self._queries), [], []
         for rank, members in _by_rank(self._queries).items():
             work = self._work if len(members) == num else self._work.of_each(members)
             costs = self._ranker.costs(work, self._loads(rank), self._weights)
             for at, i in enumerate(members):
                 self._priced[i] = (costs, at)
-            self._put_least(members, costs.start_ms + costs.service_ms, ttft_ms)
-            self._put_least(members, costs.uncached_tokens, uncached)
-        return ttft_ms, uncached
+            parts.append(at_best(costs, [self._found[i].rows for i in members]))
+            order += members
+        return parts[0] if len(parts) == 1 else together(parts, order)
 
     def books_changed(self) -> None:
         """What was worked out is right no longer."""
@@ -219,13 +211,6 @@ class Prices:
                 loads = loads.promise(self._promised_blocks)
             self._rank_to_loads[rank] = loads
         return loads
-
-    def _put_least(self, members: Sequence[int], values: Floats, least_of: list[float]) -> None:
-        least = values.min(axis=1).tolist()
-        for at, i in enumerate(members):
-            rows = self._found[i].rows
-            is_every_row = len(rows) == values.shape[1]
-            least_of[i] = least[at] if is_every_row else float(values[at, rows].min())
 
 
 def _by_rank(queries: Sequence[Query]) -> dict[int, list[int]]:

@@ -13,10 +13,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from controllers.learned_retention import LearnedRetention
-from controllers.promising import AS_LRU, LOWEST_PROMISED, level_of
+from controllers.promising import AS_LRU, Level, level_of, num_promised
 from controllers.prompt_use import PromptUse
 from controllers.retention_worker import RetentionWorker
 from controllers.survival import Survival, bin_of
@@ -82,25 +81,17 @@ class Refusals:
         wish.group = (label, prompt.tenant)
         return wish
 
-    def _lost_blocks(self, worker: RetentionWorker, wish: _Wish, plain: Sequence[_Level]) -> float:
+    def _lost_blocks(self, worker: RetentionWorker, wish: _Wish, plain: Sequence[Level]) -> float:
         """`plain`: levels of a group that is not below its floor."""
         boost, levels = worker.floors.boost(wish.group), plain
         if worker.floors.is_behind:
             levels = wish.as_lru()
         elif boost > 1.0:
             levels = wish.levels(boost)
-        num_kept = _num_kept(worker, levels, wish.held.get(worker.name, 0))
+        num_kept = num_promised(worker.room, levels, wish.held.get(worker.name, 0))
         if num_kept >= wish.num_blocks:
             return 0.0
         return wish.lost_behind(num_kept, self._stay_s.get(worker.name, 0.0))
-
-
-class _Level(NamedTuple):
-    """Leading blocks until `end` are wanted at this retention priority, but for those that levels
-    before it have."""
-
-    retention_priority: int
-    end: int
 
 
 class _Wish:
@@ -129,21 +120,21 @@ class _Wish:
             if grant.num_held:
                 self.held[worker] = self.held.get(worker, 0) + grant.num_held
 
-    def levels(self, boost: float = 1.0) -> list[_Level]:
+    def levels(self, boost: float = 1.0) -> list[Level]:
         """Falling, root first."""
         index, ceiling = self._survival.index, self.prompt.ceiling
-        levels: list[_Level] = []
+        levels: list[Level] = []
         highest = -1
         for class_id, end in zip(reversed(self._class_ids), reversed(self._ends), strict=True):
             level = min(ceiling, level_of(index[class_id][0] * boost))
             if level > highest:
                 highest = level
-                levels.append(_Level(level, end))
+                levels.append((level, end))
         levels.reverse()
         return levels
 
-    def as_lru(self) -> list[_Level]:
-        return [_Level(min(self.prompt.ceiling, AS_LRU), self.num_blocks)]
+    def as_lru(self) -> list[Level]:
+        return [(min(self.prompt.ceiling, AS_LRU), self.num_blocks)]
 
     def lost_behind(self, num_kept: int, stay_s: float) -> float:
         """Blocks expected to be used again when all from there on are gone, after `stay_s`."""
@@ -171,16 +162,3 @@ def _fits(worker: RetentionWorker, num_blocks: int, now: float) -> bool:
     if not worker.room.fits(num_blocks):
         worker.room.expire(now)
     return worker.room.fits(num_blocks)
-
-
-def _num_kept(worker: RetentionWorker, levels: Sequence[_Level], num_own: int) -> int:
-    """Leading blocks that would be promised; the first refusal ends a plan. What the prompt holds
-    already is its own again."""
-    num_kept = 0
-    for level, end in levels:
-        if level < LOWEST_PROMISED:
-            break
-        num_kept = max(num_kept, min(end, worker.room.left(level) + num_own))
-        if num_kept < end:
-            break
-    return num_kept

@@ -38,6 +38,7 @@ class _Request:
     target: TierTarget
     prefill_ms: float
     arrived_at: float
+    pace_ms: float
     is_piece: bool = False
     first_at: float | None = None
 
@@ -77,18 +78,18 @@ class ReplicaMeter:
         `waited_s` before, which is part of its time to first token. A piece of a prompt is work of
         the request that follows it: neither a request nor anybody's latency.
         """
-        tier = target.tier
-        self._targets[tier] = target
+        self._targets[target.tier] = target
         alone_ms = float(self._model.prefill_ms(max(0, uncached), 0.0, 1.0))
-        self._requests[request_id] = _Request(target, alone_ms, now - waited_s, is_piece)
         pace_ms = max(0, uncached) * self._ms_per_token
-        for name, amount in (
-            ("requests", 0.0 if is_piece else 1.0),
-            ("pace_ms", pace_ms),
-            ("alone_ms", alone_ms),
-            ("alone_ms2", alone_ms * alone_ms),
-        ):
-            self._sums.add((tier, name), amount, now)
+        request = _Request(target, alone_ms, now - waited_s, pace_ms, is_piece)
+        self._requests[request_id] = request
+        self._note_work(request, 1.0, now)
+
+    def handed_back(self, request_id: str, now: float) -> None:
+        """It was not started here and goes to another replica, whose work it is."""
+        request = self._requests.pop(request_id, None)
+        if request is not None:
+            self._note_work(request, -1.0, now)
 
     def first_token(self, request_id: str, now: float) -> None:
         request = self._requests.get(request_id)
@@ -166,7 +167,8 @@ class ReplicaMeter:
         target = self._targets[name]
 
         def total(what: str) -> float:
-            return self._sums.total((name, what), now)
+            # What is taken back may be remembered for a moment longer than what was noted.
+            return max(0.0, self._sums.total((name, what), now))
 
         num = total("requests")
         num_late = sum(_is_late(request, now) for request in waiting)
@@ -176,8 +178,8 @@ class ReplicaMeter:
             ttft_slo_ms=target.ttft_slo_ms,
             itl_slo_ms=target.itl_slo_ms,
             backlog_ms=sum(request.prefill_ms for request in waiting) / self._num_ranks,
-            requests_per_s=self._sums.per_s((name, "requests"), now),
-            prefill_ms_per_s=self._sums.per_s((name, "pace_ms"), now) / self._num_ranks,
+            requests_per_s=num / self._sums.span_s(now),
+            prefill_ms_per_s=total("pace_ms") / self._sums.span_s(now) / self._num_ranks,
             service_ms=total("alone_ms") / num if num else 0.0,
             service_ms2=total("alone_ms2") / num if num else 0.0,
             num_ttft=total("ttft") + num_late,
@@ -185,6 +187,16 @@ class ReplicaMeter:
             num_itl=total("itl"),
             num_itl_missed=total("itl_missed"),
         )
+
+    def _note_work(self, request: _Request, sign: float, now: float) -> None:
+        alone_ms = request.prefill_ms
+        for name, amount in (
+            ("requests", 0.0 if request.is_piece else 1.0),
+            ("pace_ms", request.pace_ms),
+            ("alone_ms", alone_ms),
+            ("alone_ms2", alone_ms * alone_ms),
+        ):
+            self._sums.add((request.target.tier, name), sign * amount, now)
 
     def _note_latency(self, request: _Request, kind: str, is_missed: bool, now: float) -> None:
         if not self._is_cold(request.arrived_at):

@@ -134,12 +134,6 @@ def ranges_of_blocks(
     return found
 
 
-def priority_of_blocks(retention: Retention, num_tokens: int, block_size: int) -> list[int | None]:
-    """Retention priority of every block, as `ranges_of_blocks`."""
-    found = ranges_of_blocks(retention, num_tokens, block_size)
-    return [None if given is None else given.retention_priority for given in found]
-
-
 def _explicit_pieces(
     ranges: Sequence[TokenRange], num_tokens: int, block_size: int, ceiling: int
 ) -> list[Piece]:

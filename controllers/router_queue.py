@@ -5,7 +5,7 @@ token. `now` is in seconds.
 
 1. A better rank comes first.
 2. Inside a rank tenants take turns by what of theirs was sent, for their weights.
-3. Inside a tenant the soonest first token comes first, minus the time waited.
+3. Inside a tenant the soonest first token comes first, minus the time waited; but see `bursts`.
 """
 
 from __future__ import annotations
@@ -71,25 +71,26 @@ class RouterQueue:
         by_rank = sorted(waiters, key=lambda waiter: waiter.query.rank)
         return list(islice(by_rank, NUM_SCANNED))
 
-    def order(
-        self,
-        waiters: Sequence[Waiter],
-        ttft_ms: Sequence[float],
-        uncached_tokens: Sequence[float],
-        now: float,
+    def soonest_first(
+        self, waiters: Sequence[Waiter], ttft_ms: Sequence[float], now: float
     ) -> list[int]:
-        """Indices of `waiters`, the first one first. `ttft_ms` and `uncached_tokens`: how soon each
-        could start to answer, and what it would have computed, at best."""
+        """Indices of `waiters`. `ttft_ms`: how soon each could start to answer, at best."""
         urgency = [
             ttft - AGING * waiter.waited_ms(now)
             for waiter, ttft in zip(waiters, ttft_ms, strict=True)
         ]
-        soonest_first = sorted(range(len(waiters)), key=urgency.__getitem__)
+        return sorted(range(len(waiters)), key=urgency.__getitem__)
+
+    def in_turns(
+        self, waiters: Sequence[Waiter], order: Sequence[int], uncached_tokens: Sequence[float]
+    ) -> list[int]:
+        """`order` as far as ranks and the turns of tenants leave it. `uncached_tokens`: what each
+        of `waiters` would have computed, at best."""
         if len({waiter.query.tenant for waiter in waiters}) == 1:
-            return sorted(soonest_first, key=lambda i: waiters[i].query.rank)
-        turns = self._shares.turns([(waiters[i].query, uncached_tokens[i]) for i in soonest_first])
-        turn_of = dict(zip(soonest_first, turns, strict=True))
-        return sorted(soonest_first, key=lambda i: (waiters[i].query.rank, turn_of[i]))
+            return sorted(order, key=lambda i: waiters[i].query.rank)
+        turns = self._shares.turns([(waiters[i].query, uncached_tokens[i]) for i in order])
+        turn_of = dict(zip(order, turns, strict=True))
+        return sorted(order, key=lambda i: (waiters[i].query.rank, turn_of[i]))
 
 
 class _Shares:

@@ -143,16 +143,6 @@ class RoutingTable:
         state = self.workers.get(worker)
         return self._index.fingerprint(state.holder) if state else 0
 
-    def differences(self, other: RoutingTable) -> list[str]:
-        """Workers about which the two tables do not agree, in order."""
-        names = sorted({*self.workers, *other.workers})
-        return [
-            name
-            for name in names
-            if self.is_stale(name) != other.is_stale(name)
-            or self.blocks_of(name) != other.blocks_of(name)
-        ]
-
     def _why_ignored(self, batch: EventBatch, state: WorkerState | None) -> Outcome | None:
         if batch.epoch <= self._departed.get(batch.worker, -1):
             return Outcome.DEPARTED

@@ -51,12 +51,10 @@ def may_start(
     if costs.room_ms[row] > 0.0 and books.num_requests[row] > 0:
         return False
     num_ahead = float(books.num_unstarted[row] - passed.own_requests)
+    if num_ahead <= 0 or (num_ahead <= MAX_LATE and books.own_prefill_end_ms[row] <= now_ms):
+        return True
     tokens_ahead = float(books.prefill_tokens[row] - passed.own_tokens)
-    return bool(
-        num_ahead <= 0
-        or (num_ahead <= MAX_LATE and books.own_prefill_end_ms[row] <= now_ms)
-        or tokens_ahead + costs.uncached_tokens[row] <= shared_start_tokens
-    )
+    return bool(tokens_ahead + costs.uncached_tokens[row] <= shared_start_tokens)
 
 
 def piece_tokens(

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
+from controllers.blocks import num_common_blocks
 from controllers.grants import Grant
 from controllers.survival import Survival, Touch
 
@@ -103,7 +104,7 @@ class TouchTree:
             run = self.run_of.get(hashes[at])
             if run is None:
                 break
-            num = _num_common(run.hashes, hashes, at)
+            num = num_common_blocks(run.hashes, hashes, at)
             found.append((run, num))
             at += num
         return found
@@ -132,7 +133,7 @@ class TouchTree:
         run = kids.get(hashes[at])
         if run is None:
             return self._add(list(hashes[at:]), parent)
-        num_common = _num_common(run.hashes, hashes, at)
+        num_common = num_common_blocks(run.hashes, hashes, at)
         if num_common < len(run.hashes):
             self._split(run, num_common)
         return run
@@ -179,20 +180,6 @@ class TouchTree:
             self._survival.drop(run.touch)
         for worker, grant in run.grants.items():
             parent.grants[worker].take_over(grant, len(run.hashes))
-
-
-def _num_common(run: list[int], hashes: Sequence[int], at: int) -> int:
-    """Leading blocks of the run that the prompt has from `at` on; at least one."""
-    low, high = 1, min(len(run), len(hashes) - at)
-    if run[high - 1] == hashes[at + high - 1]:
-        return high
-    while low < high:
-        middle = (low + high + 1) // 2
-        if run[middle - 1] == hashes[at + middle - 1]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def _are_alike(grants: dict[str, Grant], others: dict[str, Grant]) -> bool:

@@ -16,7 +16,8 @@ MIN_CHARGE_TOKENS = 64
 
 
 class Waiting(NamedTuple):
-    """`rank` 0 is the best. `weight` is its tenant's. `deadline_s`: not to be started after it."""
+    """`rank` 0 is the best. `weight` is its tenant's. `deadline_s`: not to be started after it.
+    `max_ahead_tokens`: with more to prefill before it, it had better go elsewhere."""
 
     request_id: str
     uncached_tokens: int
@@ -25,6 +26,7 @@ class Waiting(NamedTuple):
     tenant: str = "default"
     weight: float = 1.0
     deadline_s: float = math.inf
+    max_ahead_tokens: float = math.inf
 
     @property
     def charge(self) -> int:

@@ -136,10 +136,6 @@ class WorkerState:
         """Full blocks by retention priority."""
         return _sums((c.retention_priority, num) for c, num in self.class_to_num.items())
 
-    def num_by_tier(self) -> dict[str, int]:
-        """Full blocks by tier."""
-        return _sums((c.tier, num) for c, num in self.class_to_num.items())
-
     @property
     def hit_tokens(self) -> int:
         """Prompt tokens reused since the engine's start."""

@@ -12,7 +12,7 @@ from infra.ports import LOOPBACK, can_bind
 
 # Below the range from which systems take ports for outgoing connections: a client that retries a
 # dead port of that range can end up connected to itself, and then holds the port.
-PORT_RANGE = (20_000, 32_000)
+PORT_RANGE = (20_000, 30_000)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-KILL_TIMEOUT_S = 5.0
+KILL_TIMEOUT_S = 30.0
 POLL_S = 0.02
 
 # The shell ends at once, so that the process is nobody's child here: it needs no reaping, and a
@@ -50,6 +50,7 @@ class Daemon:
         )
         daemon = cls(int(shell.stdout), mark, pid_path)
         pid_path.write_text(f"{daemon.pid}\n", "ascii")
+        daemon._wait_for_program()
         return daemon
 
     @classmethod
@@ -82,6 +83,17 @@ class Daemon:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
             self._wait_gone(KILL_TIMEOUT_S)
+
+    def _wait_for_program(self) -> None:
+        """On a busy machine it is the shell's copy for a while, then for a moment a process without
+        a command line: whoever looked then would take it for dead."""
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(self.pid)
+            while process.status() != psutil.STATUS_ZOMBIE:
+                command = process.cmdline()
+                if command and _DETACH not in command:
+                    return
+                time.sleep(POLL_S)
 
     def _wait_gone(self, timeout_s: float) -> bool:
         """Not `Process.wait`: a zombie that nobody reaps would count as running there."""

@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
-import contextlib
+import random
 import socket
+
+from controllers.errors import SetupError
 
 LOOPBACK = "127.0.0.1"
 MAX_PORT = 65535
+# Below the range from which systems take ports for outgoing connections and for servers that name
+# none, as a dozen of each Ray cluster do; above those of replicas (`infra.ray_env`) and brokers.
+PORT_RANGE = (30_000, 32_768)
+
+# By this process. What is given is taken seconds later, when other ports have been asked for.
+_given: set[int] = set()
 
 
-def free_ports(count: int, host: str = LOOPBACK) -> list[int]:
-    """`count` different ports on which nothing listens now. Another process may take one later."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for sock in sockets:
-            sock.bind((host, 0))
-        return [int(sock.getsockname()[1]) for sock in sockets]
+def free_ports(count: int, port_range: tuple[int, int] = PORT_RANGE) -> list[int]:
+    """`count` ports on which nothing listens now; none is given twice. Another process may take one
+    later. Raises SetupError."""
+    found: list[int] = []
+    for port in random.sample(range(*port_range), port_range[1] - port_range[0]):
+        if len(found) == count:
+            break
+        if port not in _given and can_bind(port, LOOPBACK):
+            found.append(port)
+    if len(found) < count:
+        first, end = port_range
+        raise SetupError(f"no {count} free ports on {LOOPBACK} between {first} and {end}")
+    _given.update(found)
+    return found
 
 
 def is_listening(port: int, host: str = LOOPBACK, timeout_s: float = 1.0) -> bool:

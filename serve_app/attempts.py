@@ -25,7 +25,8 @@ from serve_app.retention_keeper import RetentionKeeper
 
 
 class Attempts:
-    """`in_flight` by request id. `num_pieces`: of prompts, that were computed."""
+    """`in_flight` by request id. `num_pieces`: of prompts, that were computed. `num_handed_back`:
+    requests or pieces, each as often as a worker did it."""
 
     def __init__(
         self,
@@ -39,6 +40,7 @@ class Attempts:
     ) -> None:
         self.settings = settings
         self.num_pieces = 0
+        self.num_handed_back = 0
         self._in_flight = in_flight
         self._placer = placer
         self._entrance = entrance
@@ -63,7 +65,8 @@ class Attempts:
             raise NotReady(f"request {query.request_id!r} has left")
         excluded = self._members.workers_of(outcome.refused) | outcome.failed_workers
         left = set(self._members.workers()) - excluded
-        return excluded | self._entrance.full_gates(outcome.ask, left)
+        excluded |= self._entrance.full_gates(outcome.ask, left)
+        return excluded | outcome.handbacks.avoided(left - excluded)
 
     def refused(self, request_id: str) -> set[str]:
         """Replicas that were full; the router's note, which lives as long as the request."""
@@ -96,6 +99,12 @@ class Attempts:
         else:
             self._placer.failed(request_id, outcome.route.worker)
 
+    def handed_back(self, request_id: str) -> None:
+        """Its worker has not started it, as too much came before it; it is to be placed again."""
+        self._in_flight[request_id].on_handed_back()
+        self.num_handed_back += 1
+        self._placer.take_back(request_id)
+
     def first_token(self, request_id: str) -> None:
         outcome = self._in_flight[request_id]
         self._placer.first_token(request_id, outcome.route.worker)
@@ -116,6 +125,7 @@ class Attempts:
             weight=self._entrance.weight_of(ask.tenant),
             max_ttft_ms=self._entrance.max_ttft_ms(outcome),
             is_whole=outcome.is_whole,
+            is_settled=outcome.handbacks.num >= self.settings.routing.max_handbacks,
         )
 
     def _planned(self, outcome: Outcome) -> Retention:

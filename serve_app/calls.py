@@ -46,6 +46,7 @@ def encoded_call(
             target=TierTarget(outcome.ask.tier, rule.rank, rule.ttft_slo_ms, rule.itl_slo_ms),
             waited_s=outcome.attempt_s(),
             is_piece=num_tokens is not None,
+            max_ahead_tokens=outcome.max_ahead_tokens,
         )
     )
 

@@ -13,9 +13,9 @@ INTERRUPTED = 130
 def main() -> None:
     try:
         # Here, because a Ctrl-C while this imports for half a second must end quietly as well.
-        from serve_app.cli_app import app
+        from serve_app.cli_app import app_for
 
-        app()
+        app_for(sys.argv[1:])()
     except CachelaneError as error:
         # One line, whatever a foreign message brought along.
         print(f"cachelane: {' '.join(str(error).split())}", file=sys.stderr)

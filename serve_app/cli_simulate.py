@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -122,9 +124,9 @@ def simulate(
     if json_file is not None and not json_file.parent.is_dir():
         raise SettingsError(f"--json: there is no folder {json_file.parent}")
     settings.check(OPTION_OF)
-    rows = first_rows(read_trace(trace), limit)
-    fleet_trace = build(rows, block_size)
-    report = _run(Fleet(fleet_trace, settings, router), fleet_trace)
+    with _without_gc():
+        fleet_trace = build(first_rows(read_trace(trace), limit), block_size)
+        report = _run(Fleet(fleet_trace, settings, router), fleet_trace)
     console().print(table_of(report, trace.name, router, settings))
     if json_file is not None:
         given = {
@@ -165,11 +167,19 @@ def _run(fleet: Fleet, trace: Trace) -> Report:
         *columns, console=errors, transient=True, disable=not errors.is_terminal
     ) as progress:
         task = progress.add_task("", total=len(trace.requests))
-        gc.disable()  # a run makes no cycles, and looking for them is an eighth of its time
-        try:
-            return fleet.run(lambda num_done: progress.update(task, completed=num_done)).report
-        finally:
-            gc.enable()
+        return fleet.run(lambda num_done: progress.update(task, completed=num_done)).report
+
+
+@contextmanager
+def _without_gc() -> Iterator[None]:
+    """A run makes no cycles, and looking for them is an eighth of its time; what is left is not
+    looked at again at the end of the process, which takes a third of a second."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _counts(values: dict[int, float]) -> dict[int, int]:

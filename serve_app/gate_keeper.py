@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from controllers.errors import ExecutorDead, WorkerFull
+from controllers.errors import ExecutorDead, Overtaken, WorkerFull
 from controllers.fair_queue import Bounds
 from controllers.gate import SHARED_START_SHARE, Gate, GateRules
 from controllers.waiting import Waiting
@@ -26,12 +26,13 @@ TIMER_SLACK_S = 0.001
 
 
 class Standing(NamedTuple):
-    """Whom a request comes from and how long it may wait; see `controllers.waiting`."""
+    """Whom a request comes from and what it may wait for; see `controllers.waiting`."""
 
     rank: int = 0
     tenant: str = "default"
     weight: float = 1.0
     max_wait_s: float | None = None
+    max_ahead_tokens: int | None = None
 
 
 ORDINARY = Standing()
@@ -100,8 +101,9 @@ class GateKeeper:
         """Wait for the turn; leaving the context (also by cancellation) gives the place back.
 
         Raises WorkerFull: at once when too many wait, later when a better rank or a tenant with
-        less waiting needs the place, or when `max_wait_s` is over. ExecutorDead when turned away.
-        ValueError for an id that is here already.
+        less waiting needs the place, or when `max_wait_s` is over. Overtaken if more than
+        `max_ahead_tokens` come before it. ExecutorDead when turned away. ValueError for an id that
+        is here already.
         """
         submitted = self._clock()
         item = _waiting(request_id, uncached_tokens, standing, submitted)
@@ -147,6 +149,10 @@ class GateKeeper:
             turn = self._turns.pop(item.request_id)
             if not turn.done():  # else cancelled just now: its own end comes, and pumps again
                 turn.set_result(None)
+        for item in self._gate.hand_back(now):
+            turn = self._turns.pop(item.request_id)
+            if not turn.done():
+                turn.set_exception(Overtaken(f"request {item.request_id!r} is not the next one"))
         self._pump_when_gathered(now)
 
     def _pump_when_gathered(self, now: float) -> None:
@@ -171,7 +177,7 @@ class GateKeeper:
 def _waiting(
     request_id: str, uncached_tokens: int, standing: Standing, submitted_s: float
 ) -> Waiting:
-    max_wait_s = standing.max_wait_s
+    max_wait_s, max_ahead = standing.max_wait_s, standing.max_ahead_tokens
     return Waiting(
         request_id=request_id,
         uncached_tokens=max(0, uncached_tokens),
@@ -180,4 +186,5 @@ def _waiting(
         tenant=standing.tenant,
         weight=standing.weight,
         deadline_s=math.inf if max_wait_s is None else submitted_s + max_wait_s,
+        max_ahead_tokens=math.inf if max_ahead is None else max_ahead,
     )

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from controllers.errors import Overloaded
 from controllers.events import SCHEMA, Decision, hex_of
+from controllers.handbacks import Handbacks
 from controllers.pieces import Pieces
 from controllers.placement import Sent
 from controllers.retention import Retention
@@ -37,6 +38,8 @@ class Outcome:
         # What is under way now: so many leading tokens of the prompt; None: all of it.
         self.piece_tokens: int | None = None
         self.uncached_tokens = 0  # of that, as predicted
+        self.max_ahead_tokens: int | None = None  # at its worker's gate
+        self.handbacks = Handbacks()
         self._pieces = Pieces()
         self._num_left = ask.request.sampling.n
         self._clock = clock
@@ -46,6 +49,7 @@ class Outcome:
         self._waited_ms = 0.0  # in the router
         self._queue_ms: float | None = None
         self._is_going_on = False  # a piece has ended, and nothing has been sent since
+        self._was_going_on = False  # when what is under way was sent
 
     def on_sent(self, sent: Sent, waited_ms: float) -> None:
         """It, or a piece of it, goes to a worker, after waiting for that in the router."""
@@ -55,6 +59,9 @@ class Outcome:
         self.piece_tokens = sent.num_tokens
         num_tokens = self.current.num_tokens if sent.num_tokens is None else sent.num_tokens
         self.uncached_tokens = max(0, num_tokens - placed.predicted_cached_tokens)
+        self.max_ahead_tokens = sent.max_ahead_tokens
+        self.handbacks.sent()
+        self._was_going_on = self._is_going_on
         if self._is_going_on:
             self._is_going_on = False
             return
@@ -69,7 +76,15 @@ class Outcome:
         """The piece under way is computed; the request waits again."""
         assert self.piece_tokens is not None, "a piece is under way"
         self._pieces.ended(self.piece_tokens)
+        self.handbacks = Handbacks()
         self._is_going_on = True
+
+    def on_handed_back(self) -> None:
+        """What is under way was not started: too much came before it. It waits again."""
+        self.handbacks.add(self.route.worker)
+        self._is_going_on = self._was_going_on
+        if not self._is_going_on:
+            self.route.num_attempts -= 1
 
     def on_failed(self, is_refusal: bool) -> None:
         """What is under way failed on its worker, or was refused there. The next attempt goes
@@ -77,6 +92,7 @@ class Outcome:
         self.failed_workers.add(self.route.worker)
         self._is_going_on = False
         self._pieces.begin_again()
+        self.handbacks = Handbacks()
         if not is_refusal:
             self._attempt_at = self._clock()
 

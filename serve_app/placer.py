@@ -152,6 +152,12 @@ class Placer:
         self._passes.leave(request_id)
         self._passes.soon()
 
+    def take_back(self, request_id: str) -> None:
+        """Its worker has handed it back; it is to be sent again."""
+        with self._lock:
+            self._placement.take_back(request_id, self._clock())
+        self.release(request_id)
+
     def withdraw(self, request_id: str) -> None:
         """It gives way. If it has been sent already, whoever runs it releases it."""
         if self._passes.leave(request_id):

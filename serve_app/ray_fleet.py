@@ -25,6 +25,7 @@ from controllers.errors import (
     ExecutorError,
     NotReady,
     Overloaded,
+    Overtaken,
     RequestAborted,
     WorkerFull,
 )
@@ -135,6 +136,8 @@ class RayFleet:
             except WorkerFull as error:
                 refusal = error  # nothing ran; another worker may have room
                 self._routing.attempts.failed(request_id, is_refusal=True)
+            except Overtaken:  # so often at most as the router lets it be
+                self._routing.attempts.handed_back(request_id)
             except NotReady as error:
                 if not progress.has_started:
                     raise refusal or error from None

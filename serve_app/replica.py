@@ -133,7 +133,12 @@ class ExecutorReplica:
         call = decode_call(data)
         request = call.request
         standing = Standing(
-            request.service_rank, request.tenant, call.tenant_weight, call.max_wait_s
+            request.service_rank,
+            request.tenant,
+            call.tenant_weight,
+            call.max_wait_s,
+            # The gate is in front of all ranks; what the router knows is of one.
+            call.max_ahead_tokens if self._executor.info.num_dp_ranks == 1 else None,
         )
         self._watch.check_open()
         with self._stats.timing(call) as timing:

@@ -221,6 +221,7 @@ class Routing:
                     "waiting": self._entrance.num_waiting,
                     "held": self._placement.num_held,
                     "pieces": self.attempts.num_pieces,
+                    "handed_back": self.attempts.num_handed_back,
                     "reserved": self._placement.num_reserved,
                     "reservations_expired": self._placement.num_expired,
                 },

@@ -14,14 +14,14 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
-from controllers.autoscaling import Autoscaler, Observation, Verdict
+from controllers.autoscaling import Observation, Verdict
 from controllers.autoscaling_fleet import fleet_of
 from controllers.autoscaling_record import record_of
 from controllers.autoscaling_report import ReplicaReport, report_of, settings_of
 from controllers.autoscaling_settings import AutoscalingSettings
-from controllers.autoscaling_victims import coldest
 from controllers.errors import BusError
 from controllers.events import encode
+from controllers.scaled_fleet import ScaledFleet
 from infra.event_bus_base import Producer, Topics
 
 logger = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class ScalingControl:
         self._producer = producer
         self._topics = topics
         self._clock = clock
-        self._policy = Autoscaler()
+        self._fleet = ScaledFleet()
         self._settings: AutoscalingSettings | None = None
         self._reports: dict[str, ReplicaReport] = {}
         self._fresh: dict[str, tuple[float, float]] = {}  # replica -> its timestamp, first seen at
@@ -83,19 +83,13 @@ class ScalingControl:
         seen = self._observation(tick)
         if self._told is not None and self._told != seen.target:
             self._note_others_decision(tick, seen._replace(target=self._told), now)
-        verdict = self._policy.decide(seen, self._settings, now)
+        self._told, verdict = self._fleet.decide(seen, self._settings, now)
         self._record(tick, seen, verdict, now)
-        is_advice = self._settings.advisory and verdict.reason != "bounds"
-        self._told = tick.target if is_advice else verdict.target
         return self._told
 
     def victims(self, running: Collection[str], num: int) -> list[str] | None:
-        """Replica ids to remove; None to leave it to Serve: it is told to, or one is not known."""
-        if self._settings is None or not self._settings.coldest_first:
-            return None
-        if any(replica not in self._reports for replica in running):
-            return None
-        return coldest({replica: self._reports[replica] for replica in running}, num)
+        """Replica ids to remove; None to leave it to Serve."""
+        return self._fleet.victims(running, num)
 
     def close(self) -> None:
         self._producer.close(0.0)
@@ -106,7 +100,7 @@ class ScalingControl:
         return Observation(
             target=tick.target,
             num_running=len(tick.running),
-            reports=list(self._reports.values()),
+            reports=self._reports,
             num_in_routers=num_in_routers if is_possible else 0.0,
             min_replicas=tick.min_replicas,
             max_replicas=tick.max_replicas,
@@ -133,7 +127,7 @@ class ScalingControl:
     def _note_others_decision(self, tick: Tick, before: Observation, now: float) -> None:
         """Serve starts the first replica after none; a deployment may set another number."""
         action = "up" if tick.target > before.target else "down"
-        load = fleet_of(before.reports, before.num_in_routers)
+        load = fleet_of(before.reports.values(), before.num_in_routers)
         self._record(tick, before, Verdict(tick.target, action, "set by Ray Serve", load, 1.0), now)
 
     def _record(self, tick: Tick, seen: Observation, verdict: Verdict, now: float) -> None:

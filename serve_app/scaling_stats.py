@@ -1,7 +1,7 @@
 """The replica's figures for autoscaling: what its gate, engine and cache events say.
 
-Owns the lock around the meter and the cache watches, which are pure. Knows no Ray: the replica
-hands the figures to Serve.
+Owns the lock and the clock of `controllers.replica_stats`, and which requests count. Knows no Ray:
+the replica hands the figures to Serve.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 
 import msgspec
 
-from controllers.autoscaling_report import ReplicaReport, figures_of
+from controllers.autoscaling_report import figures_of
 from controllers.autoscaling_settings import AutoscalingSettings
-from controllers.cache_watch import CacheWatch
+from controllers.errors import Overtaken
 from controllers.events import Event, Load
 from controllers.hot_prefixes import is_warm_up
-from controllers.replica_meter import ReplicaMeter
+from controllers.replica_stats import ReplicaShape, ReplicaStats
 from serve_app.executors.base import ExecutorInfo, TokenChunk
 from serve_app.wire import Call
 
@@ -42,19 +42,17 @@ class ScalingStats:
     """Requests are told on the event loop, events and loads by the publishers' threads."""
 
     def __init__(self, info: ExecutorInfo, clock: Callable[[], float] = time.monotonic) -> None:
-        self._info = info
         self._clock = clock
         self._lock = threading.Lock()
         self._settings = AutoscalingSettings()
-        self._meter = ReplicaMeter(info.max_batched_tokens, info.num_dp_ranks, clock())
-        self._caches = [CacheWatch(sum(info.num_blocks.values())) for _ in range(info.num_dp_ranks)]
+        self._stats = ReplicaStats(_shape_of(info), clock())
 
     def configure(self, user_config: dict[str, Any]) -> None:
         """The section `autoscaling` as plain values."""
         settings = msgspec.convert(user_config.get("autoscaling", {}), AutoscalingSettings)
         with self._lock:
             self._settings = settings
-            self._meter.configure(settings)
+            self._stats.meter.configure(settings)
 
     @contextmanager
     def timing(self, call: Call) -> Iterator[Timing]:
@@ -66,25 +64,28 @@ class ScalingStats:
             self._arrived(call)
         try:
             yield timing
+        except Overtaken:
+            with self._lock:
+                self._stats.meter.handed_back(request.request_id, self._clock())
+            raise
         finally:
             per_sequence = timing.num_tokens // max(1, request.sampling.n)
             with self._lock:
-                self._meter.ended(request.request_id, per_sequence, self._clock())
+                self._stats.meter.ended(request.request_id, per_sequence, self._clock())
 
     def first_token(self, request_id: str) -> None:
         with self._lock:
-            self._meter.first_token(request_id, self._clock())
+            self._stats.meter.first_token(request_id, self._clock())
 
     def _arrived(self, call: Call) -> None:
         request = call.request
         with self._lock:
-            self._caches[request.dp_rank].on_request(request.retention)
-            now = self._clock()
-            self._meter.arrived(
+            self._stats.watches[request.dp_rank].on_request(request.retention)
+            self._stats.meter.arrived(
                 request.request_id,
                 call.target,
                 call.uncached_tokens,
-                now,
+                self._clock(),
                 waited_s=call.waited_s,
                 is_piece=call.is_piece,
             )
@@ -93,26 +94,24 @@ class ScalingStats:
         if not events:
             return
         with self._lock:
-            now = self._clock()
-            num_reasked = self._caches[dp_rank].on_events(events, now)
-            if num_reasked:
-                self._meter.on_reasked(num_reasked, now)
+            self._stats.on_events(dp_rank, events, self._clock())
 
     def on_load(self, dp_rank: int, load: Load) -> None:
         with self._lock:
-            self._meter.on_load(dp_rank, load, self._clock())
+            self._stats.meter.on_load(dp_rank, load, self._clock())
 
     def figures(self, num_at_gate: int) -> dict[str, float]:
         """What Serve carries to the policy: numbers by name."""
         with self._lock:
-            now = self._clock()
-            block_size = self._info.block_size
-            report = ReplicaReport(
-                **self._meter.figures(num_at_gate, now),
-                max_running=self._info.max_batch_size * self._info.num_dp_ranks,
-                block_size=block_size,
-                content_tokens=block_size * sum(cache.content_blocks for cache in self._caches),
-                tiers=self._meter.tiers(now),
-                sample=self._caches[0].sample(),
-            )
-            return figures_of(report, self._settings)
+            return figures_of(self._stats.report(num_at_gate, self._clock()), self._settings)
+
+
+def _shape_of(info: ExecutorInfo) -> ReplicaShape:
+    return ReplicaShape(
+        max_batched_tokens=info.max_batched_tokens,
+        max_running=info.max_batch_size,
+        num_blocks=sum(info.num_blocks.values()),
+        block_size=info.block_size,
+        tokens_of_hash=info.block_size,
+        num_ranks=info.num_dp_ranks,
+    )

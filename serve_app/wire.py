@@ -21,7 +21,8 @@ class Call(msgspec.Struct, frozen=True, array_like=True, tag="call"):
     The times say how long the executor may take for the first token and between two, in s.
     `tenant_weight` and `max_wait_s` are for the gate too; tenant and rank are the request's.
     `target` is what its tier promises, and `waited_s` for how long it has waited, for the replica's
-    own measurements; for these a piece of a prompt is no request.
+    own measurements; for these a piece of a prompt is no request. `max_ahead_tokens`: with more to
+    prefill before it, the gate hands it back; None: never.
     """
 
     request: GenerateRequest
@@ -33,6 +34,7 @@ class Call(msgspec.Struct, frozen=True, array_like=True, tag="call"):
     target: TierTarget = TierTarget()
     waited_s: float = 0.0
     is_piece: bool = False
+    max_ahead_tokens: int | None = None
 
 
 class Chunks(msgspec.Struct, frozen=True, array_like=True, tag="chunks"):

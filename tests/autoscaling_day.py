@@ -34,7 +34,6 @@ class Replica:
     ready_at: float
     free_at: float = 0.0
     is_leaving: bool = False
-    busy_until: float = 0.0
     starts: list[tuple[float, str]] = field(default_factory=list)
     ends: list[tuple[float, str]] = field(default_factory=list)
     tokens: int = 0  # prefilled in this step
@@ -141,7 +140,7 @@ def run_day(
         seen = Observation(
             target=target,
             num_running=len(up),
-            reports=[replica.report(now) for replica in up],
+            reports={f"r{number}": one.report(now) for number, one in enumerate(up)},
             num_in_routers=0,
             min_replicas=settings.min_replicas,
             max_replicas=settings.max_replicas,

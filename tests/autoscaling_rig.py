@@ -68,7 +68,7 @@ class Fleet:
         seen = Observation(
             target=self.target,
             num_running=len(reports),
-            reports=reports,
+            reports={f"r{number}": one for number, one in enumerate(reports)},
             num_in_routers=in_routers,
             min_replicas=self.settings.min_replicas,
             max_replicas=self.settings.max_replicas,

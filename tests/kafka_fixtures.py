@@ -87,7 +87,7 @@ def recreate_topic(bootstrap: str, topic: str, num_partitions: int) -> None:
         admin.close()
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
+def wait_until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "the condition did not become true"

@@ -12,7 +12,6 @@ from controllers.simulation.settings import FleetSettings
 from controllers.simulation.trace import TRACE_BLOCK, Row, Trace, build
 
 BLOCK = 32
-PER = TRACE_BLOCK // BLOCK
 
 
 def sessions(num_sessions: int = 40, num_turns: int = 5, seed: int = 0) -> list[Row]:

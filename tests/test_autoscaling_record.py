@@ -6,7 +6,8 @@ from tests.autoscaling_rig import SETTINGS, Fleet, busy, report
 
 
 def seen(target: int, num_running: int) -> Observation:
-    return Observation(target, num_running, [report()] * num_running, 0.0, 1, 8)
+    reports = {f"r{number}": report() for number in range(num_running)}
+    return Observation(target, num_running, reports, 0.0, 1, 8)
 
 
 def test_it_says_what_was_decided_and_by_what() -> None:

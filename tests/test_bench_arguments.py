@@ -18,12 +18,14 @@ from bench.arguments import (
     positive_ints,
     positive_number,
     program,
+    shares,
 )
 
 
 def test_values_are_read() -> None:
     assert (positive_int("3"), positive_number("0.5")) == (3, 0.5)
     assert (positive_ints("2500,5000"), positive_ints("")) == ([2500, 5000], [])
+    assert shares("0,0.1") == [0.0, 0.1]
     assert program(sys.executable) == Path(sys.executable)
     assert program("sh").name == "sh"
 
@@ -34,6 +36,7 @@ def test_values_are_read() -> None:
         *((positive_int, text) for text in ("0", "-5", "abc", "1.5", "")),
         *((positive_ints, text) for text in ("abc", "0", "-5", "5,", "5,x")),
         *((positive_number, text) for text in ("0", "-5", "nan", "inf", "x")),
+        *((shares, text) for text in ("", "0,", "-0.1", "0,x", "nan", "inf")),
         (program, "/nope/python"),
         (existing_file, "/nope/model.gguf"),
         (new_file, "/nope/x/y.json"),

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from bench.children import figures_of
+from bench.children import figures_of, medians
 from controllers.errors import SetupError
 
 
@@ -33,3 +33,8 @@ def test_a_program_that_is_missing_or_hangs() -> None:
         figures_of(["/nope", "x"])
     with pytest.raises(SetupError, match="timed out after"):
         figures_of([sys.executable, "-c", "import time; time.sleep(60)"], timeout_s=0.1)
+
+
+def test_medians_of_numbers_only() -> None:
+    runs = [{"version": "1", "a": 1.0}, {"version": "1", "a": 5.0}, {"version": "1", "a": 2.0}]
+    assert medians(runs) == {"version": "1", "a": 2.0}

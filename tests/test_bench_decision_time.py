@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bench.decision_time import decision_rows, medians
+from bench.decision_time import decision_rows
 from bench.decision_workload import BLOCK_SIZE, LENGTHS, Times, Workload, generate
 
 
@@ -59,11 +59,6 @@ def test_times_become_microseconds_by_kind() -> None:
     assert times.figures() == pytest.approx(
         {"run 64 half p50": 1.0, "run 64 p50": 2.0, "run 64 p99": 2.98, "run 64 none p50": 3.0}
     )
-
-
-def test_medians_of_numbers_only() -> None:
-    runs = [{"version": "1", "a": 1.0}, {"version": "1", "a": 5.0}, {"version": "1", "a": 2.0}]
-    assert medians(runs) == {"version": "1", "a": 2.0}
 
 
 def test_the_target_is_a_third_of_the_peer() -> None:

@@ -13,6 +13,7 @@ from controllers.blocks import (
     as_token_array,
     block_hash,
     block_hashes,
+    num_common_blocks,
     salt_of,
 )
 from controllers.errors import InvalidRequest, SettingsError
@@ -186,3 +187,11 @@ def test_no_collisions_among_structured_and_random_blocks():
     assert len(set(siblings)) == len(siblings)
     share_of_ones = np.unpackbits(np.array(chained, dtype=np.uint64).view(np.uint8)).mean()
     assert abs(share_of_ones - 0.5) < 1e-3
+
+
+@pytest.mark.parametrize("num", range(8))
+def test_common_blocks_are_found_wherever_prompts_part(num: int) -> None:
+    one, other = list(range(7)), [*range(num), *range(90, 97)]
+    assert num_common_blocks(one, other) == num_common_blocks(other, one) == min(num, 7)
+    assert num_common_blocks(one, one[:num]) == num_common_blocks(one[:num], one) == min(num, 7)
+    assert num_common_blocks(one[3:], other, 3) == max(0, min(num, 7) - 3)

@@ -20,10 +20,12 @@ from infra.run_state import RunState, StateDir
 from infra.settings import POLICY_SECTIONS, Settings, to_settings
 from serve_app import cli_fleet
 from serve_app.cli import main
-from serve_app.cli_app import app
+from serve_app.cli_app import app_for
 from serve_app.cli_config import serve_config
 from serve_app.cli_lifecycle import banner, describe, override
 from serve_app.scaling_config import autoscaling_config, executor_policies
+
+app = app_for([])
 
 FLEET: dict[str, Any] = {
     "model": "SmolLM2-135M-Instruct",

@@ -14,8 +14,10 @@ from infra.doctor.finding import Finding
 from infra.ports import free_ports
 from infra.run_state import StateDir
 from infra.settings import to_settings
-from serve_app.cli_app import app
+from serve_app.cli_app import app_for
 from serve_app.cli_doctor import Patient, checks_of, render, wanted_of
+
+app = app_for([])
 
 
 def doctor(state: Path, *arguments: str) -> tuple[int, dict[str, dict[str, Any]]]:

@@ -9,9 +9,11 @@ from typer.testing import CliRunner
 
 from controllers.errors import CachelaneError, SetupError
 from infra.ports import free_ports
-from serve_app.cli_app import app
+from serve_app.cli_app import app_for
 from serve_app.cli_profile import _answers, check_address, describe, find
 from serve_app.profiling import ProfileAnswer
+
+app = app_for([])
 
 A = ProfileAnswer(replica="a", workers=["a-0"])
 B = ProfileAnswer(replica="b", workers=["b-0", "b-1"])

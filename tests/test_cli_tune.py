@@ -15,10 +15,12 @@ from controllers.errors import SettingsError, SetupError
 from controllers.events import encode
 from controllers.tuning import FLOOR, MIN_GAIN
 from infra.settings import to_settings
-from serve_app.cli_app import app
+from serve_app.cli_app import app_for
 from serve_app.cli_tune import tune
 from serve_app.tune_log import Source, read_log
 from tests.test_tuning import UP, B, batch, decision, mix, stored
+
+app = app_for([])
 
 
 def dump(folder: Path, num: int, num_blocks: int = 100, request_type: str = "") -> list[str]:

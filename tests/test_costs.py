@@ -69,7 +69,7 @@ def test_one_alone_costs_what_it_costs_among_others_and_on_each_worker() -> None
         alone = ranker.price_one(query, own, BLOCK, fleet.now)
         assert_close(prices.of(i), alone)
         for row in range(NUM_WORKERS):
-            assert_close(ranker.price_at(row, query, own, BLOCK, fleet.now), alone.at(row))
+            assert ranker.service_at(row, query, own, BLOCK) == alone.service_at(row)
     assert np.ptp(alone.cost_ms) > 0.0
 
 
@@ -109,11 +109,42 @@ def test_the_best_of_its_candidates() -> None:
         for i, query in enumerate(queries)
     ]
     prices = ranker.price(queries, found, BLOCK, fleet.now)
-    ttft_ms, uncached = prices.at_best()
+    best = prices.at_best()
     for i, own in enumerate(found):
         costs = prices.of(i)
-        assert ttft_ms[i] == (costs.start_ms + costs.service_ms)[own.rows].min()
-        assert uncached[i] == costs.uncached_tokens[own.rows].min()
+        ttft_ms = costs.start_ms + costs.service_ms
+        assert best.rows[i] in own.rows
+        assert best.ttft_ms[i] == ttft_ms[own.rows].min() == ttft_ms[best.rows[i]]
+        assert best.service_ms[i] == costs.service_ms[best.rows[i]]
+        assert best.uncached_tokens[i] == costs.uncached_tokens[own.rows].min()
+
+
+def test_the_best_of_several_ranks() -> None:
+    fleet = busy_fleet()
+    ranker = fleet.placement._placing.ranker
+    queries = [fleet.query(prompt(40 + i, 20 * i), rank=i % 2) for i in range(1, 6)]
+    prices = ranker.price(queries, found_of(fleet, ranker, queries), BLOCK, fleet.now)
+    best = prices.at_best()
+    for i in range(len(queries)):
+        costs = prices.of(i)
+        assert best.ttft_ms[i] == (costs.start_ms + costs.service_ms).min()
+        assert best.service_ms[i] == costs.service_ms[best.rows[i]]
+
+
+def test_who_is_tied_to_a_worker() -> None:
+    fleet = Fleet(4)
+    ranker = fleet.placement._placing.ranker
+    for worker in fleet.workers:
+        fleet.store(worker, prompt(1, 200))
+    fleet.store("r2-0", prompt(2, 200))
+    queries = [fleet.query(prompt(number, 300)) for number in (1, 2, 3)]
+    prices = ranker.price(queries, found_of(fleet, ranker, queries), BLOCK, fleet.now)
+    best = prices.at_best()  # everywhere, on one, nowhere
+    assert best.is_tied.tolist() == [False, True, False]
+    assert best.rows[1] == 2
+    assert best.has_room
+    prices.promise(2, 9_900.0)
+    assert not prices.at_best().has_room
 
 
 def test_what_is_kept_of_loads_is_what_would_be_worked_out_anew() -> None:

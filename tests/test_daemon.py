@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
-from infra.daemon import Daemon
+from infra.daemon import _DETACH, Daemon
 
 SLEEPER = "import time; print('up', flush=True); time.sleep(600)"
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + SLEEPER
@@ -63,6 +64,16 @@ def test_spawn_attach_stop(tmp_path, spawn):
     assert (other.is_running(), daemon.is_running()) == (False, False)
     assert attach(tmp_path) is None
     assert not (tmp_path / "x.pid").exists()
+
+
+def test_it_runs_as_soon_as_it_was_started(spawn, monkeypatch):
+    """A busy machine may take its time to put the program in the place of the shell's copy."""
+    looks = [["sh", "-c", _DETACH, "log", "program"], []]
+    whole = psutil.Process.cmdline
+    monkeypatch.setattr(
+        psutil.Process, "cmdline", lambda process: looks.pop(0) if looks else whole(process)
+    )
+    assert spawn().is_running()
 
 
 def test_stop_kills_what_does_not_listen(tmp_path, spawn):

@@ -9,8 +9,10 @@ from typer.testing import CliRunner
 from controllers.errors import SettingsError
 from infra.deploy.fit import check_fit, doubts
 from infra.settings import load_settings, to_settings
-from serve_app.cli_app import app
+from serve_app.cli_app import app_for
 from serve_app.executor_resources import num_gpus_of
+
+app = app_for([])
 
 COMMITTED = Path(__file__).parent.parent / "infra" / "deploy" / "cachelane.yaml"
 

@@ -69,6 +69,50 @@ def test_the_shortest_goes_first_but_waiting_counts() -> None:
     assert list(run(fleet)) == ["patient"]
 
 
+def test_the_longest_of_a_burst_does_not_wait_for_the_shortest() -> None:
+    """With four for three workers one of them waits: one that the shortest goes before."""
+    fleet = Fleet(3)
+    for name, num_blocks in (("long", 1000), ("short", 150), ("middle", 160), ("longer", 170)):
+        submit(fleet, name, prompt(num_blocks, num_blocks))
+    sent = run(fleet)
+    assert list(sent) == ["long", "longer", "short"]
+    assert len(set(sent.values())) == 3
+    fleet.now += 0.1
+    fleet.placement.first_token("short", fleet.now)
+    assert run(fleet) == {"middle": sent["short"]}
+
+
+def test_the_longest_of_a_burst_leaves_a_worker_to_the_turn_whose_prefix_is_there() -> None:
+    for seed in range(8):
+        fleet = Fleet(3, seed=seed)
+        fleet.store("r1-0", prompt(1, 200))
+        submit(fleet, "long", prompt(2, 1000))
+        submit(fleet, "turn", [*prompt(1, 200), *prompt(3, 100)])
+        sent = run(fleet)
+        assert sent["turn"] == "r1-0"
+        assert sent["long"] != "r1-0"
+
+
+def test_in_a_burst_a_better_rank_still_goes_first() -> None:
+    fleet = Fleet(2)
+    submit(fleet, "batch", prompt(1, 1000), rank=2)
+    submit(fleet, "chat", prompt(2, 150))
+    submit(fleet, "longer chat", prompt(3, 160))
+    assert list(run(fleet)) == ["longer chat", "chat"]
+
+
+def test_where_room_is_missing_the_shortest_goes_first() -> None:
+    fleet = Fleet(2, max_running=1)
+    submit(fleet, "runs", prompt(1))
+    run(fleet)
+    fleet.placement.first_token("runs", fleet.now)
+    submit(fleet, "long", prompt(2, 1000))
+    submit(fleet, "short", prompt(3, 150))
+    assert list(run(fleet)) == ["short"]
+    fleet.placement.release("runs", fleet.now)
+    assert list(run(fleet)) == ["long"]
+
+
 def test_a_better_rank_goes_first_and_passes_what_waits() -> None:
     fleet = Fleet(1)
     submit(fleet, "batch", prompt(1, 150), rank=2)

@@ -7,10 +7,12 @@ import dataclasses
 import pytest
 
 from infra.bus_facts import BusFacts, TopicFacts
+from infra.doctor import observe
 from infra.doctor.finding import Finding
 from infra.doctor.observe import hear_workers, look_at_bus
 from infra.doctor.topics import check_bus, check_clock
 from infra.event_bus import KafkaBus
+from infra.event_bus_memory import MemoryBus
 from infra.kafka_admin import ensure_topics
 from infra.settings_sections import KafkaSettings
 from infra.topic_specs import topic_specs
@@ -148,6 +150,19 @@ def test_more_copies_than_brokers_are_refused(kafka_broker: TestBroker) -> None:
     facts = look_at_bus(wants)
     assert "replication factor of 3" in facts.refusal
     assert {f.id: f.level for f in check_bus(facts, wants)}["kafka.topics"] == "error"
+
+
+def test_a_log_that_is_not_read_to_its_end_in_time_says_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What was there before would pass for workers that publish."""
+    monkeypatch.setattr(observe, "CATCH_UP_S", 0.0)
+    bus = MemoryBus()
+    producer = bus.producer()
+    reader = bus.reader(bus.topics.kv_events)
+    producer.publish(bus.topics.kv_events, b"w", b"before")
+    assert not reader.is_caught_up()
+    assert observe._listen(reader, 0.05) == []
 
 
 def test_only_what_comes_while_one_listens_is_heard(kafka_broker: TestBroker) -> None:

@@ -11,19 +11,9 @@ from controllers.events import (
     Booking,
     BookingBatch,
     Cleared,
-    Decision,
     EventBatch,
-    Iteration,
-    Load,
-    Lost,
     Removed,
-    ScalingDecision,
-    Snapshot,
-    SnapshotBlocks,
     Stored,
-    Updated,
-    WorkerDown,
-    WorkerUp,
     decode_batch,
     decode_bookings,
     encode,
@@ -31,61 +21,10 @@ from controllers.events import (
     hexes_of,
     ints_of,
 )
+from tests.records import EVERY_EVENT, RECORDS
 
-EVENTS = (
-    WorkerUp(
-        num_blocks={"gpu": 100, "host": 400},
-        executor="local",
-        version="1",
-        salt_id="scheme",
-        max_seq_len=4096,
-    ),
-    Stored(parent=None, hashes=["00" * 8], num_tokens=[4], retention_priority=[100]),
-    Stored(
-        parent="ff" * 8,
-        hashes=["00" * 8, "0123456789abcdef"],
-        num_tokens=[4, 3],
-        retention_priority=[80, 60],
-        medium="host",
-        tier="gold",
-        tenant="acme",
-    ),
-    Removed(hashes=["0123456789abcdef"]),
-    Updated(hashes=["00" * 8], medium="host", old_medium="gpu"),
-    Updated(hashes=["00" * 8], retention_priority=10, old_retention_priority=35),
-    Cleared(),
-    Snapshot(
-        snapshot_id=3,
-        part=0,
-        num_parts=2,
-        blocks=SnapshotBlocks(
-            hashes=["00" * 8],
-            parents=[""],
-            mediums=["gpu"],
-            retention_priority=[35],
-            tiers=["default"],
-            num_tokens=[4],
-        ),
-        num_blocks={"gpu": 100},
-        max_seq_len=4096,
-        salt_id="scheme",
-    ),
-    Load(
-        num_active=1,
-        num_queued=2,
-        queued_prefill_tokens=3,
-        decode_tokens=4,
-        used_blocks={"gpu": 5},
-        total_blocks={"gpu": 6},
-        cached_blocks={"gpu": 7},
-        hit_tokens=8,
-        prompt_tokens=9,
-        iterations=[Iteration(1, 2, 3, 4.5, 6)],
-    ),
-    Lost(reason="event id gap", first=3, last=5),
-    Lost(reason="buffer overflow"),
-    WorkerDown(reason="drained"),
-)
+STORED = Stored(parent=None, hashes=["00" * 8], num_tokens=[4], retention_priority=[100])
+REMOVED = Removed(hashes=["0123456789abcdef"])
 
 
 def batch(*events: object, **header: object) -> EventBatch:
@@ -109,7 +48,7 @@ def as_json(*events: object, **header: object) -> dict:
 
 
 def test_every_type_survives_the_wire():
-    sent = batch(*EVENTS)
+    sent = batch(*EVERY_EVENT)
     assert decode_batch(encode(sent)) == (sent, 0)
 
 
@@ -118,7 +57,7 @@ def test_an_empty_batch_survives_the_wire():
 
 
 def test_events_are_tagged_and_defaults_left_out():
-    stored, cleared = as_json(EVENTS[1], Cleared())["events"]
+    stored, cleared = as_json(STORED, Cleared())["events"]
     assert stored == {
         "type": "stored",
         "parent": None,
@@ -131,37 +70,10 @@ def test_events_are_tagged_and_defaults_left_out():
 
 @pytest.mark.parametrize(
     "record",
-    [
-        Decision(
-            schema=SCHEMA,
-            ts_ms=1,
-            request_id="q",
-            model="m",
-            request_type="agent",
-            tenant="acme",
-            worker="r1/0",
-            reason="overlap",
-            num_candidates=2,
-            prompt_tokens=10,
-            prompt_blocks=2,
-            predicted_cached_tokens=8,
-            best_cached_tokens=8,
-            cached_tokens=8,
-            predicted_ttft_ms=1.5,
-            ttft_ms=None,
-            queue_ms=None,
-            total_ms=2.5,
-            output_tokens=0,
-            num_attempts=1,
-            status="cancelled",
-        ),
-        ScalingDecision(
-            schema=SCHEMA, ts_ms=1, deployment="d", num_replicas=1, target_replicas=2, reason="r"
-        ),
-    ],
+    [record for records in RECORDS.values() for record in records],
     ids=lambda record: type(record).__name__,
 )
-def test_flat_records_survive_the_wire(record):
+def test_records_survive_the_wire(record):
     assert msgspec.json.decode(encode(record), type=type(record)) == record
 
 
@@ -223,14 +135,14 @@ def test_bad_bookings_records(fields, message):
 
 
 def test_unknown_types_and_fields_are_left_out():
-    record = as_json(EVENTS[3], Cleared(), added="later")
+    record = as_json(REMOVED, Cleared(), added="later")
     record["events"][0]["added"] = [1]
     record["events"][1:1] = [{"type": "compacted", "x": 1}, {"type": "stored_v2"}]
     decoded = decode_batch(json.dumps(record).encode())
-    assert decoded == (batch(EVENTS[3], Cleared()), 2)
+    assert decoded == (batch(REMOVED, Cleared()), 2)
 
 
-GOOD = as_json(EVENTS[1])
+GOOD = as_json(STORED)
 
 
 def changed(**header: object) -> bytes:
@@ -252,8 +164,8 @@ def changed_event(**fields: object) -> bytes:
         b"3",
         b'"text"',
         b"x" * 5_000_000,
-        encode(batch(EVENTS[1]))[:-1],
-        encode(batch(EVENTS[1])) + b"{}",
+        encode(batch(STORED))[:-1],
+        encode(batch(STORED)) + b"{}",
         changed(events=None),
         changed(events={}),
         changed(events=[None]),
@@ -286,7 +198,7 @@ def changed_event(**fields: object) -> bytes:
 def test_a_bad_record_is_an_event_error_and_the_next_one_is_read(data):
     with pytest.raises(EventError):
         decode_batch(data)
-    assert decode_batch(encode(batch(*EVENTS))) == (batch(*EVENTS), 0)
+    assert decode_batch(encode(batch(*EVERY_EVENT))) == (batch(*EVERY_EVENT), 0)
 
 
 @pytest.mark.parametrize(

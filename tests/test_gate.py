@@ -203,7 +203,7 @@ def test_unknown_ids_change_nothing() -> None:
     assert start(g) == ["a"]
 
 
-def test_every_request_is_started_cancelled_or_refused_exactly_once() -> None:
+def test_every_request_is_started_sent_away_or_cancelled_exactly_once() -> None:
     rng = random.Random(5)
     g = gate(max_waiting=30, max_running=6, kept=0.5)
     fate: dict[str, str] = {}
@@ -221,6 +221,7 @@ def test_every_request_is_started_cancelled_or_refused_exactly_once() -> None:
         item = Waiting(
             name, rng.choice((0, 10, 500, 5000)), now, rng.randrange(3), rng.choice("abc"),
             rng.choice((0.5, 1.0, 3.0)), rng.choice((float("inf"), now + 0.5)),
+            rng.choice((float("inf"), float("inf"), 60_000)),
         )  # fmt: skip
         try:
             displaced = names(g.submit(item))
@@ -236,6 +237,7 @@ def test_every_request_is_started_cancelled_or_refused_exactly_once() -> None:
         started = start(g, now)
         note(started, "started")
         running += started
+        note(names(g.hand_back(now)), "handed back")
         for who in [who for who in running if rng.random() < 0.15]:
             g.prefill_ended(who)
             if rng.random() < 0.7:
@@ -243,7 +245,7 @@ def test_every_request_is_started_cancelled_or_refused_exactly_once() -> None:
                 running.remove(who)
         assert g.num_running == len(running) <= 6
         assert g.num_waiting == len(waiting) <= 30
-    for what in ("started", "displaced", "refused", "late", "cancelled"):
+    for what in ("started", "displaced", "refused", "late", "cancelled", "handed back"):
         assert sum(value == what for value in fate.values()) > 20, what
     assert len(fate) + len(waiting) == 1500
     for who in [*waiting, *running]:
@@ -267,3 +269,92 @@ def test_a_busy_gate_gathers_what_comes_in_one_moment() -> None:
     assert g.gathers_until(1.002) is None
     g.prefill_ended("short")
     assert start(g, 1.003) == ["long"]
+
+
+def submit_with(
+    g: Gate, name: str, tokens: int, most: float, now: float = 0.0, **more: int
+) -> None:
+    g.submit(Waiting(name, tokens, now, tenant="t", max_ahead_tokens=most, **more))
+
+
+def handed_back(g: Gate, now: float = 0.0) -> list[str]:
+    return names(g.hand_back(now))
+
+
+def test_who_finds_more_before_it_than_it_may_is_handed_back() -> None:
+    g = gate()
+    submit(g, "running", 4000)
+    start(g)
+    submit_with(g, "patient", 5000, 4000)
+    submit_with(g, "late", 6000, 8999)
+    submit_with(g, "later", 7000, 9000)
+    submit(g, "anything goes", 8000)
+    submit_with(g, "hit", 0, 0)
+    assert start(g) == ["hit"]
+    assert handed_back(g) == ["late"]  # and counts for nobody behind it any more
+    assert (g.num_waiting, g.waiting_tokens, g.num_running) == (3, 20_000, 2)
+    g.prefill_ended("running")
+    assert start(g) == ["patient"]
+
+
+def test_it_is_judged_once_and_not_when_it_runs_or_has_left() -> None:
+    g = gate()
+    submit_with(g, "first", 4000, 0)
+    assert (start(g), handed_back(g)) == (["first"], [])
+    submit_with(g, "second", 5000, 4000)
+    submit_with(g, "gone", 5000, 0)
+    g.leave("gone", 0.0)
+    assert handed_back(g) == []
+    submit(g, "short", 100)
+    assert handed_back(g) == []  # what comes later passes it, as ever
+    g.prefill_ended("first")
+    assert start(g) == ["short"]
+    g.prefill_ended("short")
+    assert start(g) == ["second"]
+
+
+def test_an_id_that_comes_again_is_judged_by_what_it_says_then() -> None:
+    g = gate()
+    submit(g, "running", 4000)
+    start(g)
+    submit_with(g, "again", 5000, 0)
+    assert handed_back(g) == ["again"]
+    submit(g, "again", 5000)
+    assert (handed_back(g), g.num_waiting) == ([], 1)
+    g.leave("again", 0.0)
+    submit_with(g, "again", 5000, 0)
+    g.leave("again", 0.0)
+    submit_with(g, "again", 5000, 4000)
+    assert (handed_back(g), g.num_waiting) == ([], 1)
+
+
+def test_only_what_comes_before_it_counts() -> None:
+    g = gate()
+    submit(g, "running", 4000)
+    start(g)
+    submit(g, "worse", 100, rank=2)
+    submit_with(g, "own", 5000, 4000, rank=1)
+    assert handed_back(g) == []
+    submit(g, "better", 9000, rank=0)
+    submit_with(g, "next", 5000, 4000 + 5000 + 9000 - 1, now=0.001, rank=1)
+    assert handed_back(g) == ["next"]
+
+
+def test_nobody_is_handed_back_before_the_gate_has_gathered() -> None:
+    g = Gate(GateRules(Bounds(100), 1536, 100, 8192, gather_s=0.002))
+    submit(g, "running", 10)
+    start(g)
+    g.prefill_ended("running")
+    submit_with(g, "long", 5000, 0, 1.0)
+    assert (start(g, 1.0), handed_back(g, 1.0)) == ([], [])
+    submit_with(g, "short", 3000, 0, 1.001)
+    assert (start(g, 1.002), handed_back(g, 1.002)) == (["short"], ["long"])
+
+
+def test_one_that_was_handed_back_has_no_deadline_here() -> None:
+    g = gate()
+    submit(g, "running", 4000)
+    start(g)
+    submit_with(g, "q", 5000, 0, deadline_s=1)
+    assert handed_back(g) == ["q"]
+    assert (g.expire(2.0), g.num_waiting) == ([], 0)

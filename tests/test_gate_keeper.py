@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from controllers.errors import ExecutorDead, WorkerFull
+from controllers.errors import ExecutorDead, Overtaken, WorkerFull
 from controllers.fair_queue import Bounds
 from serve_app.executors.base import ExecutorInfo, TokenChunk
 from serve_app.gate_keeper import ORDINARY, GateKeeper, Standing
@@ -170,7 +170,7 @@ async def test_who_may_wait_no_longer_is_refused_when_the_time_comes() -> None:
     await rig.submit("b", 4000, Standing(max_wait_s=0.01))
     rig.now = 0.01
     with pytest.raises(WorkerFull, match="'b' waited as long as it may"):
-        await asyncio.wait_for(rig.tasks["b"], 5)
+        await rig.tasks["b"]
     assert (rig.keeper.waiting(), rig.keeper.num_running()) == ((0, 0), 1)
     await rig.step("a", "end")
     assert rig.started == ["a"]
@@ -221,7 +221,8 @@ async def test_turned_away_is_who_waits_and_nobody_else() -> None:
 
 
 async def test_what_several_routers_send_at_once_starts_in_order() -> None:
-    keeper = GateKeeper(INFO, Bounds(10), gather_s=0.05)
+    now = [0.0]
+    keeper = GateKeeper(INFO, Bounds(10), gather_s=0.01, clock=lambda: now[0])
     order: list[str] = []
     done = asyncio.Event()
 
@@ -234,11 +235,27 @@ async def test_what_several_routers_send_at_once_starts_in_order() -> None:
     tasks = [asyncio.ensure_future(run("first", 4000))]
     await settle()
     tasks += [asyncio.ensure_future(run(name, num)) for name, num in (("b", 5000), ("a", 3000))]
-    await settle()
+    await asyncio.sleep(0.02)  # by the keeper's clock no time passes yet
     assert order == ["first"]
+    now[0] = 0.01
     while len(order) < 3:
         await asyncio.sleep(0.01)
     assert order == ["first", "a", "b"]
     done.set()
     await asyncio.gather(*tasks)
     assert keeper.num_running() == 0
+
+
+async def test_who_is_handed_back_hears_it_and_leaves_its_place() -> None:
+    rig = Rig()
+    await rig.submit("running", 4000)
+    await rig.submit("patient", 5000, Standing(max_ahead_tokens=4000))
+    await rig.submit("overtaken", 6000, Standing(max_ahead_tokens=8999, max_wait_s=60.0))
+    with pytest.raises(Overtaken, match="'overtaken' is not the next one"):
+        await rig.tasks["overtaken"]
+    assert (rig.keeper.waiting(), rig.keeper.num_running()) == ((1, 5000), 1)
+    await rig.step("running", "token")
+    assert rig.started == ["running", "patient"]
+    for name in rig.started:
+        await rig.step(name, "end")
+    assert (rig.keeper.waiting(), rig.keeper.num_running()) == ((0, 0), 0)

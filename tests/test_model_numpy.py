@@ -125,7 +125,7 @@ def test_a_decode_batch_too_large_for_one_task(model: NumpyModel) -> None:
     tails = [199, 195, 191, 187, 183, 179, 175, 171]
     slices = []
     for index, block in enumerate(tails):
-        model.pool.copy_block(blocks[LONG // BLOCK], block)
+        model.pool.copy_tokens(blocks[LONG // BLOCK], block, BLOCK)
         own = [*blocks[: LONG // BLOCK], block]
         slices.append(SequenceSlice([index], LONG, own))
     assert len(plan_attention(Batch.pack(slices, BLOCK), BLOCK)) == 2
@@ -196,14 +196,13 @@ def test_pool_copies() -> None:
     )
     pool.gpu[0] = np.random.default_rng(0).standard_normal(pool.gpu.shape[1:])
     before = pool.gpu[0].copy()
-    pool.copy_block(0, 1)
+    pool.copy_tokens(0, 1, BLOCK)
     pool.copy_tokens(0, 2, 3)
     np.testing.assert_array_equal(pool.gpu[:2], [before, before])
     np.testing.assert_array_equal(pool.keys[2, ..., :3], pool.keys[0, ..., :3])
     np.testing.assert_array_equal(pool.values[2, :, :3], pool.values[0, :, :3])
     assert not pool.keys[2, ..., 3:].any()
     assert not pool.values[2, :, 3:].any()
-    assert pool.bytes_per_block == 2 * 2 * BLOCK * 2 * 4 * 4
 
 
 def test_blas_threads_are_limited() -> None:

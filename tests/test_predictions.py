@@ -4,13 +4,13 @@ from controllers.predictions import Predictions
 
 
 def assert_empty(p: Predictions) -> None:
-    assert (len(p), p._workers, p._new_firsts, p._old_firsts) == (0, {}, {}, {})
+    assert (len(p), p._new, p._old) == (0, {}, {})
 
 
 def test_blocks_are_expected_until_they_expire() -> None:
     p = Predictions(5.0)
     p.add("a", 1, [1, 2, 3], 0, now=10.0)
-    assert list(p.may_start_with(1)) == ["a"]
+    assert list(p.of_first(1)) == ["a"]
     assert p.extend("a", 1, [1, 2, 3, 4], 0, now=14.9) == 3
     assert p.extend("a", 1, [1, 2, 9], 0, now=14.9) == 2
     assert p.extend("a", 1, [1, 2, 3], 0, now=15.0) == 0
@@ -22,7 +22,8 @@ def test_blocks_are_expected_until_they_expire() -> None:
 def test_they_continue_what_is_there() -> None:
     p = Predictions(5.0)
     p.add("a", 1, [1, 2, 3, 4], 2, now=0.0)
-    assert list(p.may_start_with(1)) == []
+    assert list(p.of_first(1)) == ["a"]
+    assert list(p.of_first(3)) == []
     assert p.extend("a", 1, [1, 2, 3, 4], 0, now=1.0) == 0
     assert p.extend("a", 1, [1, 2, 3, 4], 3, now=1.0) == 4
     assert p.extend("a", 1, [1, 2, 3, 4], 3, now=5.0) == 3
@@ -41,7 +42,7 @@ def test_sending_again_lengthens() -> None:
     p.add("a", 1, [1, 2, 3], 0, now=4.0)
     p.sweep(6.0)
     assert p.extend("a", 1, [1, 2, 3], 0, now=6.0) == 3
-    assert list(p.may_start_with(1)) == ["a"]
+    assert list(p.of_first(1)) == ["a"]
     assert p.extend("a", 1, [1, 2, 3], 0, now=9.0) == 0
 
 
@@ -79,7 +80,7 @@ def test_memory_is_bounded_by_what_was_sent_within_twice_the_time() -> None:
         most = max(most, len(p))
         assert p.extend(f"w{number % 3}", 1, [4 * number, 4 * number + 1], 0, now) == 2
     assert 100 <= most <= 2 * 2 * 51
-    assert len(p._new_firsts) + len(p._old_firsts) <= 2 * 51
+    assert len(p._new) + len(p._old) <= 2 * 51
 
 
 def test_a_generation_ends_only_when_all_of_it_has_expired() -> None:
@@ -89,9 +90,9 @@ def test_a_generation_ends_only_when_all_of_it_has_expired() -> None:
     p.sweep(105.0)
     assert p.extend("a", 1, [2], 0, now=109.8) == 1
     p.add("b", 1, [2], 0, now=106.0)
-    assert list(p.may_start_with(2)) == ["a", "b"]
+    assert list(p.of_first(2)) == ["a", "b"]
     p.sweep(110.0)
-    assert list(p.may_start_with(2)) == ["b"]
+    assert list(p.of_first(2)) == ["b"]
 
 
 def test_it_does_not_depend_on_being_swept() -> None:
@@ -102,3 +103,24 @@ def test_it_does_not_depend_on_being_swept() -> None:
     p.sweep(300.0)
     assert p.extend("a", 1, [2], 0, now=304.9) == 1
     assert len(p) == 1
+
+
+def test_what_is_not_computed_is_expected_no_longer() -> None:
+    p = Predictions(5.0)
+    p.add("a", 1, [1, 2, 3], 0, now=0.0)
+    p.add("a", 1, [1, 2, 3, 4, 5], 3, now=0.0)
+    p.add("b", 1, [1, 2, 3, 4, 5], 0, now=0.0)
+    p.retract("a", [1, 2, 3, 4, 5], 3)
+    assert p.extend("a", 1, [1, 2, 3, 4, 5], 0, now=1.0) == 3
+    assert p.extend("b", 1, [1, 2, 3, 4, 5], 0, now=1.0) == 5
+    p.add("a", 1, [1, 2, 3, 4, 5], 3, now=2.0)
+    assert p.extend("a", 1, [1, 2, 3, 4, 5], 0, now=2.0) == 5
+    p.sweep(4.0)
+    p.sweep(6.0)
+    p.retract("a", [1, 2, 3, 4, 5], 3)  # sent before the last generation began
+    assert p.extend("a", 1, [1, 2, 3, 4, 5], 3, now=6.5) == 3
+    p.retract("unknown", [1], 0)
+    p.retract("a", [1], 1)
+    p.retract("a", [], 0)
+    p.sweep(20.0)
+    assert_empty(p)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -37,8 +38,9 @@ def leader() -> Iterator[subprocess.Popen[bytes]]:
         process.stdout.readline()
         yield process
         for member in psutil.process_iter():
-            if os.getsid(member.pid) == process.pid:
-                member.kill()
+            with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):  # ended meanwhile
+                if os.getsid(member.pid) == process.pid:
+                    member.kill()
         process.kill()
 
 

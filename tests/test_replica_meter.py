@@ -161,3 +161,18 @@ def test_a_piece_that_waits_long_is_nobodys_latency() -> None:
     assert tier(found, 105.0).num_ttft == 0.0
     found.first_token("a/1", 105.0)
     assert tier(found, 105.0).num_ttft == 0.0
+
+
+def test_one_that_is_handed_back_is_no_work_of_this_replica() -> None:
+    found = meter()
+    found.arrived("a", INTERACTIVE, 4096, 100.0)
+    before = tier(found, 100.5)
+    found.arrived("b", INTERACTIVE, 8192, 100.5)
+    found.handed_back("b", 100.5)
+    found.handed_back("unknown", 100.5)
+    assert tier(found, 100.5) == before
+    found.arrived("c", INTERACTIVE, 8192, 100.95)
+    found.handed_back("c", 101.05)  # in another bucket of the window
+    assert tier(found, 101.05).service_ms == before.service_ms
+    after = tier(found, 110.5)  # that of its arrival is forgotten already
+    assert (after.requests_per_s, after.prefill_ms_per_s, after.service_ms) == (0.0, 0.0, 0.0)

@@ -15,7 +15,6 @@ from controllers.retention import (
     Spans,
     TokenRange,
     plan,
-    priority_of_blocks,
     ranges_of_blocks,
 )
 from controllers.retention_policy import BUILT_IN_TYPES, SpanRule, TypeRule
@@ -28,6 +27,11 @@ B = 32
 
 def R(start: int, end: int | None, priority: int, duration_s: float | None = None) -> TokenRange:
     return TokenRange(start, end, priority, duration_s)
+
+
+def priority_of_blocks(retention: Retention, num_tokens: int, block_size: int) -> list[int | None]:
+    found = ranges_of_blocks(retention, num_tokens, block_size)
+    return [None if given is None else given.retention_priority for given in found]
 
 
 @pytest.mark.parametrize(

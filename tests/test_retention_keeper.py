@@ -34,7 +34,7 @@ def place(rig: Rig, asked: Ask) -> tuple[Outcome, Call]:
 
 def use_of(rig: Rig) -> Use:
     """The only request's."""
-    (plan,) = rig.routing._retention._plans._plans.values()
+    (plan,) = rig.routing._retention._own.plans._plans.values()
     return plan.use
 
 
@@ -88,7 +88,7 @@ def test_what_has_ended_teaches_and_is_forgotten_as_a_request() -> None:
     outcome.cached_tokens = 8
     r.now += 3.0
     r.routing.finish(outcome, "ok")
-    assert len(r.routing._retention._plans) == 0
+    assert len(r.routing._retention._own.plans) == 0
     assert use.path[0].touch is not None
     assert use.path[0].touch.at == r.now
 
@@ -109,18 +109,18 @@ def test_loads_make_it_fit() -> None:
     r = rig()
     load: dict[str, Any] = {"used_blocks": {}, "total_blocks": {"gpu": 1000}}
     beat = Load(num_active=0, num_queued=0, queued_prefill_tokens=0, decode_tokens=0, **load)
-    before = r.routing._retention._learned.survival.index
+    before = r.routing._retention._own.learned.survival.index
     r.publish("a:0", beat)
     r.read()
-    assert r.routing._retention._learned.survival.index is not before
+    assert r.routing._retention._own.learned.survival.index is not before
 
 
 def test_a_request_that_no_worker_took_teaches_nothing() -> None:
     r = rig()
     outcome = r.routing.begin(learned_ask("r1"), Route())
     r.routing.finish(outcome, "error")
-    assert r.routing._retention._learned.num_blocks == 0
-    assert len(r.routing._retention._plans) == 0
+    assert r.routing._retention._own.learned.num_blocks == 0
+    assert len(r.routing._retention._own.plans) == 0
 
 
 def tokens_of(number: int, num_tokens: int) -> list[int]:
@@ -134,7 +134,7 @@ def fill(r: Rig, worker: str, *, is_learned: bool = True) -> Outcome:
     asked = learned_ask(worker, tokens) if is_learned else ask(worker, tokens)
     outcome, _ = place(r, msgspec.structs.replace(asked, pinned_worker=worker))
     r.routing.attempts.first_token(worker)
-    room = r.routing._retention._learned._workers[worker].room
+    room = r.routing._retention._own.learned._workers[worker].room
     assert room.left(LOWEST_PROMISED) == (0 if is_learned else 850)
     return outcome
 

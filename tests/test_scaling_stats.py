@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import msgspec
 import numpy as np
+import pytest
 
 from controllers.autoscaling_report import ReplicaReport, report_of, settings_of
+from controllers.errors import Overtaken
 from controllers.events import Removed, Stored, hexes_of
 from controllers.hot_prefixes import warm_up_id
 from controllers.replica_meter import TierTarget
@@ -104,3 +106,13 @@ def test_settings_come_as_plain_values_and_go_along_with_the_figures() -> None:
     settings = settings_of(rig.stats.figures(0))
     assert settings is not None
     assert (settings.max_replicas, settings.window_s) == (7, 60.0)
+
+
+def test_one_that_is_handed_back_is_no_work_of_this_replica() -> None:
+    rig = Rig()
+    with rig.stats.timing(call()) as timing:
+        timing.on_chunk(chunk(1))
+    before = rig.report().tiers
+    with pytest.raises(Overtaken), rig.stats.timing(call("b")):
+        raise Overtaken("not the next one")
+    assert rig.report().tiers == before

@@ -145,6 +145,35 @@ def test_several_routers_share_the_requests() -> None:
     check_whole(run, len(ROWS))
 
 
+def test_what_a_gate_hands_back_is_served_elsewhere_and_sooner() -> None:
+    """Bursts of sixteen prompts that have nothing in common, two from each router."""
+    rows = [
+        Row(1000.0 * burst, 512 * 9, 20, [9 * (16 * burst + i) + at for at in range(9)])
+        for burst in range(12)
+        for i in range(16)
+    ]
+    run, settled = (
+        simulated(
+            rows,
+            num_routers=8,
+            num_workers=8,
+            routing=PlacementSettings(max_handbacks=most),
+        )
+        for most in (2, 0)
+    )
+    check_whole(run, len(rows))
+    check_whole(settled, len(rows))
+    assert run.report.ttft_ms.mean < settled.report.ttft_ms.mean
+
+
+def test_one_router_is_handed_nothing_back() -> None:
+    reports = [
+        msgspec.json.encode(simulated(ROWS, routing=PlacementSettings(max_handbacks=most)).report)
+        for most in (0, 2)
+    ]
+    assert reports[0] == reports[1]
+
+
 def test_retention_keeps_what_it_is_told_to() -> None:
     """Chats that come back after a flood of one-off prompts."""
     ids = [[100 * chat + i for i in range(4)] for chat in range(10)]

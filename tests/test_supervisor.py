@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from controllers.errors import SetupError
-from infra.ports import free_ports, is_listening
+from infra.ports import free_ports
 from infra.process_session import ProcessId, session_members
 from infra.ray_env import ray_dir
 from infra.run_state import RunState, StateDir
@@ -188,9 +188,3 @@ def test_shutting_down_nothing_changes_nothing(tmp_path: Path) -> None:
     state = StateDir.at(tmp_path / "none")
     assert not shut_down(state)
     assert not state.path.exists()
-
-
-def test_free_ports_differ_and_are_free() -> None:
-    ports = free_ports(20)
-    assert len(set(ports)) == 20
-    assert not any(is_listening(port) for port in ports[:3])

@@ -20,7 +20,6 @@ OPTIONS = BuildOptions("/models/llama", max_seq_len=8192, output_dir="out")
 ROOT = Path(__file__).parent.parent
 CONFIGS = ROOT / "tests" / "data" / "configs"
 
-NEEDED = "a GGUF file or a folder with config.json is needed"
 RECORDER = """#!/bin/sh
 for argument in "$@"; do printf '%s\\n' "$argument"; done > "{record}"
 """

@@ -25,6 +25,7 @@ class Kind(IntEnum):
     GATE = 7  # of a worker: it has gathered, or a deadline ends
     STARTED = 8  # of a worker
     SCALE = 9  # none
+    HANDED_BACK = 10  # of a request
 
 
 class Agenda:

@@ -13,6 +13,7 @@ from controllers.simulation.engine import Job
 from controllers.simulation.engines import Engines
 from controllers.simulation.event_log import EventLog
 from controllers.simulation.result import Floats
+from controllers.simulation.routers import Sent
 from controllers.simulation.standing import Standings
 from controllers.simulation.trace import Request
 from controllers.simulation.worker import Worker
@@ -30,6 +31,7 @@ class Crew:
         log: EventLog,
         standings: Standings,
         arrival_ms: Floats,
+        hand_back_ms: float,
     ) -> None:
         self.turned_away: list[tuple[str, Job]] = []
         self._engines = engines
@@ -37,30 +39,30 @@ class Crew:
         self._log = log
         self._standings = standings
         self._arrival_ms = arrival_ms
+        self._hand_back_ms = hand_back_ms
         self._since_ms = arrival_ms.copy()  # of requests: came, or lost their last worker
 
-    def send(
-        self, request: Request, job: Job, at: int, uncached_tokens: int, has_started: bool
-    ) -> None:
+    def send(self, request: Request, job: Job, at: int, sent: Sent, has_started: bool) -> None:
         """To worker `at`, which must be woken. `has_started`: its first token came, from a worker
         that died."""
         worker, now = self._engines.workers[at], self._agenda.now
         standing = self._standings.of(request)
         if worker.stats is not None:
             waited_s = (now - float(self._since_ms[job.index])) / 1e3
-            worker.stats.arrived(job, standing.target, uncached_tokens, now, waited_s)
+            worker.stats.arrived(job, standing.target, sent.uncached_tokens, now, waited_s)
         deadline_ms = math.inf
         if standing.max_ttft_ms is not None and not has_started:
             deadline_ms = float(self._arrival_ms[job.index]) + standing.max_ttft_ms
             self._agenda.note(deadline_ms, Kind.GATE, at)
         item = Waiting(
             request_id=str(job.index),
-            uncached_tokens=uncached_tokens,
+            uncached_tokens=sent.uncached_tokens,
             submitted_s=now / 1000.0,
             rank=standing.rank,
             tenant=standing.tenant,
             weight=standing.weight,
             deadline_s=deadline_ms / 1000.0,
+            max_ahead_tokens=sent.max_ahead_tokens,
         )
         worker.submit(job, item, now)
 
@@ -92,6 +94,9 @@ class Crew:
         if now < gathers_until < math.inf and gathers_until != worker.gathers_noted_ms:
             worker.gathers_noted_ms = gathers_until
             self._agenda.note(gathers_until, Kind.GATE, at)
+        for job in worker.handed_back:
+            self._agenda.note(now + self._hand_back_ms, Kind.HANDED_BACK, job.index)
+        worker.handed_back.clear()
         if worker.turned_away:
             self.turned_away += [(worker.name, job) for job in worker.turned_away]
             worker.turned_away = []

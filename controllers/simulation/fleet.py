@@ -68,9 +68,17 @@ class Fleet:
         )
         self._now = 0.0
         self._num_arrived = 0
+        self._has_workers = False
         self._wakes_ms = [math.inf] * settings.num_routers
         self._agenda = Agenda()
-        self._crew = Crew(self._engines, self._agenda, self._log, standings, self._arrival_ms)
+        self._crew = Crew(
+            self._engines,
+            self._agenda,
+            self._log,
+            standings,
+            self._arrival_ms,
+            settings.hand_back_s * 1e3,
+        )
         self._turnover = Turnover(
             settings,
             self._engines,
@@ -97,9 +105,11 @@ class Fleet:
             self._crew.wake,
             self._turnover.start,
             self._scale,
+            self._handed_back,
         )
         next_told = PROGRESS_EVERY
-        while not self._records.is_complete:
+        records, num_requests = self._records, len(self._trace.requests)
+        while records.num_ended < num_requests:
             kind, number = self._agenda.take()
             self._now = self._agenda.now
             self._log.deliver(self._now)
@@ -107,10 +117,10 @@ class Fleet:
             handlers[kind](number)
             while self._crew.turned_away:
                 self._ask_others()
-            if self._records.num_ended >= next_told:
-                on_progress(self._records.num_ended)
-                next_told = self._records.num_ended + PROGRESS_EVERY
-        run = self._records.run(self._engines.sums(), self._log.num_lost, self._log.num_stale)
+            if records.num_ended >= next_told:
+                on_progress(records.num_ended)
+                next_told = records.num_ended + PROGRESS_EVERY
+        run = records.run(self._engines.sums(), self._log.num_lost, self._log.num_stale)
         if self._turnover.scaler is None:
             return run
         return self._turnover.scaler.told(
@@ -118,7 +128,9 @@ class Fleet:
         )
 
     def _set_workers(self) -> None:
-        self._ingresses.set_workers(self._engines.up(), self._now)
+        worker_to_blocks = self._engines.up()
+        self._has_workers = bool(worker_to_blocks)
+        self._ingresses.set_workers(worker_to_blocks, self._now)
 
     def _arrive(self, number: int) -> None:
         """Requests of the same moment are looked at together."""
@@ -147,6 +159,12 @@ class Fleet:
         if self._records.worker_of(number) >= 0:
             self._crew.abort(number, self._records.worker_of(number))
 
+    def _handed_back(self, number: int) -> None:
+        """By its worker's gate; the router has it again now."""
+        if not self._records.has_ended(number):
+            self._ingresses.handed_back(self._trace.requests[number], self._now)
+            self._decide(self._ingresses.index_of(number))
+
     def _ask_others(self) -> None:
         """Gates did not take or keep some requests; other workers may."""
         turned_away, self._crew.turned_away = self._crew.turned_away, []
@@ -163,9 +181,11 @@ class Fleet:
     def _decide(self, index: int, ended: int = -1) -> None:
         """Let a router decide. `ended`: a worker whose iteration has just ended, which goes on."""
         now = self._now
-        if not any(worker.is_up for worker in self._workers):
+        if not self._has_workers:
             if self._turnover.is_over:
                 raise SettingsError("every worker is gone for ever, with requests left")
+            return
+        if not self._ingresses.is_waiting(index):
             return
         reached: set[int] = set()
         for decision in self._ingresses.decide(index, now):
@@ -191,7 +211,7 @@ class Fleet:
         ask = self._asks.of(request, planned)
         job = Job(sent.number, request.num_tokens, request.output_tokens, ask, is_piece)
         has_started = self._records.has_started(sent.number)
-        self._crew.send(request, job, at, sent.uncached_tokens, has_started)
+        self._crew.send(request, job, at, sent, has_started)
         return at
 
     def _end_iteration(self, at: int) -> None:

@@ -90,6 +90,10 @@ class Ingresses:
         """Requests that were not sent anywhere yet."""
         return sum(router.num_waiting for router in self.routers)
 
+    def is_waiting(self, index: int) -> bool:
+        """Some request of a router was not sent anywhere yet."""
+        return self.routers[index].num_waiting > 0
+
     def index_of(self, number: int) -> int:
         return number % len(self.routers)
 
@@ -136,6 +140,10 @@ class Ingresses:
         if pieces is not None:
             pieces.begin_again()
         self._again(request, now)
+
+    def handed_back(self, request: Request, now: float) -> None:
+        """Its worker has not started it, as too much came before it; it waits again."""
+        self._router_of(request).handed_back(request, now)
 
     def turned_away(self, request: Request, worker: str, now: float) -> None:
         """The worker's gate did not take or keep it; another one may."""

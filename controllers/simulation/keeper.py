@@ -1,4 +1,4 @@
-"""What the routers of a simulated fleet learn to keep: the classes of production, one set for each.
+"""What a router of a simulated fleet learns to keep: the class of production, in the trace's terms.
 
 A trace block stands for a block: it is cached, told and dropped as a whole. Replies are not kept:
 nobody finds them here. Times are in ms.
@@ -8,13 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from controllers.events import PrefixUse, ints_of
-from controllers.learned_retention import LearnedRetention
+from controllers.events import PrefixUse
 from controllers.prompt_use import PromptUse
-from controllers.refusals import Refusals
 from controllers.retention import Retention, RetentionPolicy, rule_of
-from controllers.retention_plans import RetentionPlans
-from controllers.shared_uses import SharedUses, UseRecords
+from controllers.router_retention import RouterRetention
 from controllers.simulation.booking_bus import router_name
 from controllers.simulation.late import Late
 from controllers.simulation.trace import TRACE_BLOCK, Request
@@ -27,60 +24,48 @@ class Keeper:
     def __init__(
         self, index: int, policy: RetentionPolicy, per: int, late: Late[PrefixUse] | None
     ) -> None:
-        self.learned = LearnedRetention()
         self._index = index
         self._policy = policy
         self._per = per
         self._late = late
-        self._refusals = Refusals(self.learned)
-        self._plans = RetentionPlans(self.learned)
-        self._records = UseRecords(router_name(index))
-        self._shared = SharedUses(self.learned, router_name(index), TRACE_BLOCK)
+        self._own = RouterRetention(router_name(index), TRACE_BLOCK)
 
     def set_workers(self, worker_to_blocks: Mapping[str, int]) -> None:
         """Those that may take requests, with their blocks."""
-        self.learned.set_workers({w: num // self._per for w, num in worker_to_blocks.items()})
+        self._own.set_workers({w: num // self._per for w, num in worker_to_blocks.items()})
 
     def lost_tokens(self, prompt: PromptUse, now: float) -> Mapping[str, float]:
         """What placement asks. `now` is in seconds."""
-        return self._refusals.lost_tokens(prompt, now)
+        return self._own.lost_tokens(prompt, now)
 
     def retention(self, request: Request, worker: str, now: float) -> Retention:
         """It, or a piece of it, goes to this worker now."""
-        request_id = str(request.number)
-        known = self._plans.current(request_id, worker)
-        if known is not None:
-            return known
-        plan = self._plans.make(request_id, self.prompt_use(request), worker, now / 1e3)
-        if self._late is not None:
-            record = self._records.planned(request_id, plan, int(now))
-            self._late.tell(self._index, record, now)
-        return plan.retention
+        prompt = self.prompt_use(request)
+        planned = self._own.retention(
+            str(request.number), prompt, worker, now / 1e3, self._record_ms(now)
+        )
+        self._tell(planned.record, now)
+        return planned.retention
 
     def finished(self, request: Request, num_cached_tokens: int | None, now: float) -> None:
         """`num_cached_tokens`: what it, or its first piece, found; None: it had no first token."""
-        request_id, num_cached = str(request.number), None
-        if num_cached_tokens is not None:
-            num_cached = num_cached_tokens // TRACE_BLOCK
-        plan = self._plans.end(request_id, num_cached, now / 1e3)
-        if plan is not None and self._late is not None:
-            record = self._records.done(request_id, plan.worker, num_cached, int(now))
-            self._late.tell(self._index, record, now)
+        num_cached = None if num_cached_tokens is None else num_cached_tokens // TRACE_BLOCK
+        record = self._own.finished(
+            str(request.number), num_cached, now / 1e3, self._record_ms(now)
+        )
+        self._tell(record, now)
 
-    def removed(self, worker: str, hexes: Sequence[str], now: float) -> None:
+    def removed(self, worker: str, hashes: Sequence[int], now: float) -> None:
         """The log says so."""
-        hashes = ints_of(hexes)
-        self._refusals.removed(worker, hashes, now / 1e3)
-        self.learned.removed(worker, hashes, now / 1e3)
+        self._own.removed(worker, hashes, now / 1e3)
 
     def heard(self, record: PrefixUse, now: float) -> None:
         """Another router has told."""
-        self._shared.apply(record, now / 1e3)
+        self._own.heard(record, now / 1e3)
 
     def tick(self, now: float) -> None:
         """At least once a second."""
-        self.learned.fit_if_due(now / 1e3)
-        self._shared.give_up(now / 1e3)
+        self._own.tick(now / 1e3)
 
     def prompt_use(self, request: Request) -> PromptUse:
         rule = rule_of(self._policy, request.request_type)
@@ -93,3 +78,11 @@ class Keeper:
             is_kept=rule.current.retention_priority != 0,
             keeps_reply=False,
         )
+
+    def _record_ms(self, now: float) -> int | None:
+        """Of what is told; None: nobody is."""
+        return None if self._late is None else int(now)
+
+    def _tell(self, record: PrefixUse | None, now: float) -> None:
+        if record is not None and self._late is not None:
+            self._late.tell(self._index, record, now)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from controllers.events import PrefixUse
+from controllers.events import PrefixUse, ints_of
 from controllers.retention import Retention
 from controllers.simulation.keeper import Keeper
 from controllers.simulation.late import Late
@@ -49,8 +49,9 @@ class Keepers:
             keeper.finished(request, num_cached_tokens, now)
 
     def removed(self, worker: str, hexes: Sequence[str], now: float) -> None:
+        hashes = ints_of(hexes) if self.all else []
         for keeper in self.all:
-            keeper.removed(worker, hexes, now)
+            keeper.removed(worker, hashes, now)
 
     def tick(self, now: float) -> None:
         for keeper in self.all:

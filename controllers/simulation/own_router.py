@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from random import Random
 from typing import NamedTuple
 
@@ -12,6 +12,7 @@ import msgspec
 from controllers.booking_sums import DONE, FIRST_TOKEN, SENT
 from controllers.cost_model import CostModel
 from controllers.events import Booking, BookingBatch, Load
+from controllers.handbacks import Handbacks
 from controllers.pieces import Pieces
 from controllers.placement import Placement, Query
 from controllers.placement import Sent as Decision
@@ -59,6 +60,9 @@ class CachelaneRouter:
         self._bus = bus
         self._has_others = settings.num_routers > 1
         self._bookings: dict[str, Booking] = {}
+        self._handbacks: dict[str, Handbacks] = {}  # of requests that had any
+        self._workers: Collection[str] = ()
+        self._max_handbacks = settings.routing.max_handbacks
         self._placement = Placement(
             settings.routing,
             CostModel(settings.max_batched_tokens),
@@ -73,6 +77,7 @@ class CachelaneRouter:
         return self._placement.num_waiting
 
     def set_workers(self, worker_to_blocks: Mapping[str, int]) -> None:
+        self._workers = tuple(worker_to_blocks)
         self._placement.set_workers(worker_to_blocks)
 
     def submit(self, request: Request, now: float) -> None:
@@ -80,11 +85,11 @@ class CachelaneRouter:
         self._placement.submit(self._query(request), now / 1000.0, since_s)
 
     def decide(self, now: float) -> list[Sent | Refused]:
-        now_s, excluded = now / 1000.0, self._around.excluded
-        if excluded is None:
+        now_s = now / 1000.0
+        if self._around.excluded is None and not self._handbacks:
             results = self._placement.run(self._table, now_s)
         else:
-            results = self._placement.run(self._table, now_s, lambda q: excluded(q, now_s))
+            results = self._placement.run(self._table, now_s, lambda q: self._excluded(q, now_s))
         return [
             self._sent(result, now)
             if isinstance(result, Decision)
@@ -100,9 +105,19 @@ class CachelaneRouter:
         self._placement.first_token(str(request.number), now / 1000.0)
         self._tell(str(request.number), FIRST_TOKEN, now)
 
+    def handed_back(self, request: Request, now: float) -> None:
+        request_id = str(request.number)
+        handbacks = self._handbacks.setdefault(request_id, Handbacks())
+        handbacks.add(self._bookings[request_id].worker)
+        self._placement.take_back(request_id, now / 1000.0)
+        self._tell(request_id, DONE, now)
+        del self._bookings[request_id]
+        self.submit(request, now)
+
     def release(self, request: Request, now: float, output_tokens: int) -> None:
         request_id = str(request.number)
         self._placement.release(request_id, now / 1000.0, output_tokens)
+        self._handbacks.pop(request_id, None)
         self._tell(request_id, DONE, now)
         self._bookings.pop(request_id, None)
 
@@ -122,6 +137,7 @@ class CachelaneRouter:
         standing, keeper = self._around.standings.of(request), self._around.keeper
         is_started = self._around.has_started(request.number)
         pieces = self._around.pieces.get(request.number)
+        handbacks = self._handbacks.get(str(request.number))
         return Query(
             request_id=str(request.number),
             hashes=PromptBlocks(request.trace_blocks, request.num_blocks, self._around.per),
@@ -132,8 +148,16 @@ class CachelaneRouter:
             weight=standing.weight,
             max_ttft_ms=None if is_started else standing.max_ttft_ms,
             is_whole=pieces is not None and pieces.is_whole,
+            is_settled=handbacks is not None and handbacks.num >= self._max_handbacks,
             prompt_use=None if keeper is None else keeper.prompt_use(request),
         )
+
+    def _excluded(self, query: Query, now_s: float) -> Collection[str]:
+        others, handbacks = self._around.excluded, self._handbacks.get(query.request_id)
+        excluded = set() if others is None else set(others(query, now_s))
+        if handbacks is None:
+            return excluded
+        return excluded | handbacks.avoided([w for w in self._workers if w not in excluded])
 
     def _sent(self, decision: Decision, now: float) -> Sent:
         request_id, placed = decision.request_id, decision.placed
@@ -151,7 +175,10 @@ class CachelaneRouter:
                 service_ms=placed.predicted_service_ms,
             )
             self._tell(request_id, SENT, now)
-        return Sent(int(request_id), placed.worker, uncached, decision.num_tokens)
+        if request_id in self._handbacks:
+            self._handbacks[request_id].sent()
+        most = math.inf if decision.max_ahead_tokens is None else decision.max_ahead_tokens
+        return Sent(int(request_id), placed.worker, uncached, decision.num_tokens, most)
 
     def _tell(self, request_id: str, state: str, now: float) -> None:
         booking = self._bookings.get(request_id)

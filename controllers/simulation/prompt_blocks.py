@@ -7,11 +7,12 @@ all of them; blocks in between need not be stored, told or looked up one by one.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import chain
 
 from controllers.placement_types import WorkerView
 from controllers.routing_table import RoutingTable
 from controllers.worker_state import Overlap
+
+NONE = Overlap(0, 0, 0, 0)
 
 
 class PromptBlocks(list[int]):
@@ -19,8 +20,14 @@ class PromptBlocks(list[int]):
 
     def __init__(self, trace_blocks: Sequence[int], num_blocks: int, per: int) -> None:
         """`per`: blocks of a trace block. The last trace block may have fewer."""
-        starts = [number * per for number in trace_blocks]
-        super().__init__(chain.from_iterable([range(start, start + per) for start in starts]))
+        super().__init__()
+        start = end = 0
+        for number in trace_blocks:  # in a row where they came with one prompt
+            if number * per != end:
+                self.extend(range(start, end))
+                start = number * per
+            end = number * per + per
+        self.extend(range(start, end))
         del self[num_blocks:]
         self._per = per
 
@@ -34,18 +41,19 @@ class PrefixTable:
 
     def __init__(self, table: RoutingTable, block_size: int) -> None:
         self.table = table
+        self.workers: Mapping[str, WorkerView] = table.workers
         self.block_size = block_size
         self._per = table.block_size // block_size
-
-    @property
-    def workers(self) -> Mapping[str, WorkerView]:
-        return self.table.workers
 
     def overlap(self, hashes: Sequence[int]) -> dict[str, Overlap]:
         """`hashes` as PromptBlocks, or the first of them."""
         found = self.table.overlap(hashes[:: self._per])
-        known = {each: self._in_blocks(each, len(hashes)) for each in set(found.values())}
-        return {worker: known[each] for worker, each in found.items()}
+        before, in_blocks = NONE, NONE
+        for worker, known in found.items():
+            if known is not before:  # workers that hold equally much share one, in a row
+                before, in_blocks = known, self._in_blocks(known, len(hashes))
+            found[worker] = in_blocks
+        return found
 
     def is_stale(self, worker: str) -> bool:
         return self.table.is_stale(worker)

@@ -20,7 +20,7 @@ class Records:
 
     def __init__(self, trace: Trace, arrival_ms: Floats, standings: Standings) -> None:
         num = len(trace.requests)
-        self.num_done = 0
+        self.num_ended = 0  # answered or refused
         self.num_refused = 0
         self.num_rerun = 0
         self.num_pieces = 0
@@ -35,15 +35,6 @@ class Records:
         self._asked_in_vain = np.zeros(num, np.int64)  # by runs that were lost
         self._cached = np.full(num, -1, np.int64)  # -1: not known yet
         self._worker = np.full(num, -1, np.int64)
-
-    @property
-    def num_ended(self) -> int:
-        """Answered or refused."""
-        return self.num_done + self.num_refused
-
-    @property
-    def is_complete(self) -> bool:
-        return self.num_ended == len(self._end_ms)
 
     def has_started(self, number: int) -> bool:
         """Its first token came."""
@@ -75,11 +66,12 @@ class Records:
 
     def done(self, job: Job, now: float) -> None:
         self._end_ms[job.index] = now
-        self.num_done += 1
+        self.num_ended += 1
 
     def refused(self, number: int) -> None:
         self._is_refused[number] = True
         self.num_refused += 1
+        self.num_ended += 1
 
     def lost(self, job: Job) -> None:
         """Its worker died; a prompt that was begun there counts as asked for and computed."""

@@ -22,12 +22,14 @@ PEER_PREDICTIONS_S = 5.0  # as Dynamo's --router-predicted-ttl-secs
 
 class Sent(NamedTuple):
     """Request `number` goes to `worker` now. `uncached_tokens`: what the router expects it to
-    compute. `piece_tokens`: only so many leading tokens of it; None: all."""
+    compute. `piece_tokens`: only so many leading tokens of it; None: all. `max_ahead_tokens`: see
+    `controllers.waiting`."""
 
     number: int
     worker: str
     uncached_tokens: int
     piece_tokens: int | None = None
+    max_ahead_tokens: float = math.inf
 
 
 class Refused(NamedTuple):
@@ -67,6 +69,10 @@ class Router(Protocol):
     def release(self, request: Request, now: float, output_tokens: int) -> None:
         """It has left its worker, or waits no longer. Requests that were forgotten change
         nothing."""
+        ...
+
+    def handed_back(self, request: Request, now: float) -> None:
+        """Its worker has not started it, as too much came before it; it waits again."""
         ...
 
     def on_load(self, worker: str, load: Load, now: float) -> None: ...
@@ -185,6 +191,9 @@ class PeerRouter:
             book = self._books[booking.worker]
             book.num_requests -= 1
             book.prompt_blocks -= booking.num_blocks
+
+    def handed_back(self, request: Request, now: float) -> None:
+        """Nothing of a peer's is."""
 
     def on_load(self, worker: str, load: Load, now: float) -> None:
         pass

@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from controllers.autoscaling import Autoscaler, Observation, Verdict
+from controllers.autoscaling import Observation
 from controllers.autoscaling_report import ReplicaReport
 from controllers.autoscaling_settings import AutoscalingSettings
-from controllers.autoscaling_victims import coldest
+from controllers.scaled_fleet import ScaledFleet
 from controllers.simulation.result import Run
 from controllers.simulation.worker_hours import Span, with_scaling
 
@@ -48,22 +48,22 @@ class Scaler:
         self._num_ups = 0
         self._num_downs = 0
         self._settings = settings
-        self._policy = Autoscaler()
+        self._fleet = ScaledFleet()
 
     def decide(self, present: Present, num_in_routers: int, now: float) -> Change:
         """`num_in_routers` requests wait for a worker."""
-        settings = self._settings
+        settings, before = self._settings, self.target
         seen = Observation(
-            target=self.target,
+            target=before,
             num_running=len(present.up),
-            reports=list(present.up.values()),
+            reports=present.up,
             num_in_routers=num_in_routers,
             min_replicas=settings.min_replicas,
             max_replicas=settings.max_replicas,
         )
-        verdict = self._policy.decide(seen, settings, now / 1e3)
-        if not settings.advisory:
-            self._follow(verdict)
+        self.target = self._fleet.decide(seen, settings, now / 1e3).target
+        self._num_ups += self.target > before
+        self._num_downs += self.target < before
         num = len(present.starting) + len(present.up)
         if num <= self.target:
             return Change(num_to_start=self.target - num)
@@ -73,14 +73,10 @@ class Scaler:
         """The run with what came of it. `spans` by worker."""
         return with_scaling(run, spans, self._num_ups, self._num_downs, ttft_met)
 
-    def _follow(self, verdict: Verdict) -> None:
-        self._num_ups += verdict.action == "up"
-        self._num_downs += verdict.action == "down"
-        self.target = verdict.target
-
     def _shrink(self, present: Present, num: int) -> Change:
         cancelled = present.starting[::-1][:num]
         num -= len(cancelled)
-        if self._settings.coldest_first:
-            return Change(cancelled=cancelled, drained=coldest(present.up, num))
-        return Change(cancelled=cancelled, drained=list(present.up)[::-1][:num])
+        chosen = self._fleet.victims(present.up, num)
+        if chosen is None:
+            chosen = list(present.up)[::-1][:num]
+        return Change(cancelled=cancelled, drained=chosen)

@@ -33,6 +33,9 @@ class FleetSettings(msgspec.Struct, frozen=True, kw_only=True):
     """`shares_bookings`: routers of ours tell each other what they send. `gather_s`: of
     workers' gates, with several routers.
 
+    `hand_back_s`: until its router has a request again that a gate hands back, and it is on its
+    way to another one.
+
     `autoscaling` None: `num_workers`, all the time. Else there are as many as its policy says, from
     its fewest on, and a new one takes `start_s` to start.
 
@@ -55,6 +58,7 @@ class FleetSettings(msgspec.Struct, frozen=True, kw_only=True):
     booking_lag_s: float = 0.02
     shares_bookings: bool = True
     gather_s: float = GATHER_S
+    hand_back_s: float = 0.002
     max_batched_tokens: int = 8192
     max_sequences: int = 256
     event_lag_s: float = 0.0
@@ -91,6 +95,7 @@ class FleetSettings(msgspec.Struct, frozen=True, kw_only=True):
             "event_lag_s",
             "booking_lag_s",
             "gather_s",
+            "hand_back_s",
             "seed",
             "start_s",
         ):

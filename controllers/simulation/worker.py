@@ -42,7 +42,7 @@ class Sums(NamedTuple):
 class Worker:
     """`here`: requests that it has, by index. `stats`: what it measures for autoscaling, if
     anybody asks. `since`: when it was asked for. `turned_away`: those that its gate did not take or
-    keep, until somebody takes them away."""
+    keep, and `handed_back`, until somebody takes them away."""
 
     def __init__(self, name: str, shape: EngineShape, has_gate: bool, since: float = 0.0) -> None:
         self.name = name
@@ -54,6 +54,7 @@ class Worker:
         self.log = WorkerLog(name, shape.cache)
         self.here: dict[int, Job] = {}
         self.turned_away: list[Job] = []
+        self.handed_back: list[Job] = []
         self._before = Sums(0.0, 0, 0, 0)  # of engines before the present one
         self.shape = shape
         self._has_gate = has_gate
@@ -207,6 +208,7 @@ class Worker:
             self._turn_away(self._gate.expire(now / 1000.0), now)
             for item in self._gate.start(now / 1000.0):
                 self.engine.waiting.append(self.here[int(item.request_id)])
+            self._hand_back(self._gate.hand_back(now / 1000.0), now)
 
     def _turn_away(self, items: Sequence[Waiting], now: float) -> None:
         for item in items:
@@ -214,3 +216,10 @@ class Worker:
             self.turned_away.append(job)
             if self.stats is not None:
                 self.stats.left(job, now)
+
+    def _hand_back(self, items: Sequence[Waiting], now: float) -> None:
+        for item in items:
+            job = self.here.pop(int(item.request_id))
+            self.handed_back.append(job)
+            if self.stats is not None:
+                self.stats.handed_back(job, now)

@@ -1,6 +1,6 @@
-"""What a simulated worker measures of itself for the autoscaling policy, as a replica does.
+"""What a simulated worker measures of itself for autoscaling: a replica's class, in jobs and ms.
 
-Owns its meter and the watch over its cache. Decides nothing. Times are in ms, but for waits.
+Decides nothing. Times are in ms, but for waits.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import msgspec
 
 from controllers.autoscaling_report import ReplicaReport
 from controllers.autoscaling_settings import AutoscalingSettings
-from controllers.cache_watch import CacheWatch
 from controllers.events import Event, Load
-from controllers.replica_meter import ReplicaMeter, TierTarget
+from controllers.replica_meter import TierTarget
+from controllers.replica_stats import ReplicaShape, ReplicaStats
 from controllers.simulation.engine import Ended, EngineShape, Job
 
 
@@ -21,12 +21,18 @@ class WorkerStats:
     """Of one engine, from `now` on. How long blocks are wanted is not watched: no rule asks."""
 
     def __init__(self, shape: EngineShape, settings: AutoscalingSettings, now: float) -> None:
-        self._shape = shape
         cache = shape.cache
-        self._meter = ReplicaMeter(shape.max_batched_tokens, 1, now / 1e3)
+        own = ReplicaShape(
+            max_batched_tokens=shape.max_batched_tokens,
+            max_running=shape.max_sequences,
+            # Keys of trace blocks count blocks, so the share of them that is sampled fits blocks.
+            num_blocks=cache.num_gpu_blocks + cache.num_host_blocks,
+            block_size=shape.block_size,
+            tokens_of_hash=cache.tokens_of_node,
+        )
+        self._stats = ReplicaStats(own, now / 1e3)
+        self._meter = self._stats.meter
         self._meter.configure(settings)
-        # Keys of trace blocks count blocks, so the share of them that is sampled fits blocks.
-        self._watch = CacheWatch(cache.num_gpu_blocks + cache.num_host_blocks)
 
     def arrived(
         self, job: Job, target: TierTarget, uncached_tokens: int, now: float, waited_s: float
@@ -52,8 +58,12 @@ class WorkerStats:
         """Its gate did not take or keep it, or nobody wants it any more."""
         self._meter.ended(str(job.index), 0, now / 1e3)
 
+    def handed_back(self, job: Job, now: float) -> None:
+        """Its gate has not started it, and it goes elsewhere."""
+        self._meter.handed_back(str(job.index), now / 1e3)
+
     def on_events(self, events: Sequence[Event], now: float) -> None:
-        self._watch.on_events(events, now / 1e3)
+        self._stats.on_events(0, events, now / 1e3)
 
     def on_load(self, load: Load, num_at_gate: int, now: float) -> None:
         """`load` counts the gate as well, which is counted anew for each report."""
@@ -61,12 +71,4 @@ class WorkerStats:
         self._meter.on_load(0, own, now / 1e3)
 
     def report(self, num_at_gate: int, now: float) -> ReplicaReport:
-        shape = self._shape
-        return ReplicaReport(
-            **self._meter.figures(num_at_gate, now / 1e3),
-            max_running=shape.max_sequences,
-            block_size=shape.block_size,
-            content_tokens=shape.cache.tokens_of_node * self._watch.content_blocks,
-            tiers=self._meter.tiers(now / 1e3),
-            sample=self._watch.sample(),
-        )
+        return self._stats.report(num_at_gate, now / 1e3)

@@ -143,14 +143,6 @@ class KvPool:
         )
         """(blocks, layers, block_size, kv_heads, head_dim)."""
 
-    @property
-    def bytes_per_block(self) -> int:
-        return int(self.gpu.strides[0])
-
-    def copy_block(self, source: int, target: int) -> None:
-        """Copies a whole block inside the primary pool."""
-        self.gpu[target] = self.gpu[source]
-
     def copy_tokens(self, source: int, target: int, num_tokens: int) -> None:
         """Copies the first `num_tokens` tokens of a block (all layers) inside the primary pool."""
         self.keys[target, ..., :num_tokens] = self.keys[source, ..., :num_tokens]

@@ -34,11 +34,6 @@ class ModelConfig:
     is_tied: bool
     attention_window: int | None = None
 
-    @property
-    def group_size(self) -> int:
-        """Query heads that share one key/value head."""
-        return self.num_heads // self.num_kv_heads
-
     @classmethod
     def from_gguf(cls, file: GgufFile) -> ModelConfig:
         """Raises ModelFileError for another architecture, a missing key or scaled RoPE."""

@@ -17,6 +17,7 @@ from collections import OrderedDict
 from serve_app.engine.block import DEFAULT_RETENTION_PRIORITY, Block
 
 NUM_QUEUES = 102  # queue 0: nothing reusable; queue p + 1: retention priority p
+SPARE_TIMERS = 64
 
 
 class FreeQueue:
@@ -65,6 +66,7 @@ class EvictionPolicy:
         self._levels = [FreeQueue() for _ in range(num_levels)]
         self._timers: list[tuple[float, int, Block]] = []
         self._num_timers_set = 0  # ties in the heap go by age
+        self._most_timers = SPARE_TIMERS  # with more of them those that were cancelled are dropped
 
     def num_free(self, level: int) -> int:
         return self._levels[level].num_free
@@ -117,7 +119,7 @@ class EvictionPolicy:
         block.expires_at = at
         self._num_timers_set += 1
         heapq.heappush(self._timers, (at, self._num_timers_set, block))
-        num_free = sum(level.num_free for level in self._levels)
-        if len(self._timers) > 2 * num_free + 64:
+        if len(self._timers) > self._most_timers:
             self._timers = [t for t in self._timers if t[2].expires_at == t[0]]
             heapq.heapify(self._timers)
+            self._most_timers = 2 * len(self._timers) + SPARE_TIMERS

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from controllers.blocks import num_common_blocks
 from serve_app.executors.base import GenerateRequest
 
 
@@ -100,7 +101,7 @@ class Books:
         """Blocks at the start of a prompt that a live sequence has as well, and may have stored
         before its events are read."""
         live = [seq for seq in self._live.values() if seq.request.dp_rank == dp_rank]
-        return max((_num_common(seq.hashes, hashes) for seq in live), default=0)
+        return max((num_common_blocks(seq.hashes, hashes) for seq in live), default=0)
 
     def hit_tokens(self, dp_rank: int) -> int:
         return self._hits.get(dp_rank, 0)
@@ -128,15 +129,3 @@ class Books:
             if num_running.get(rank, 0) < self._max_running and seq.admitted_at is None:
                 seq.admitted_at = self.clock()
             num_running[rank] = num_running.get(rank, 0) + (seq.admitted_at is not None)
-
-
-def _num_common(a: Sequence[int], b: Sequence[int]) -> int:
-    """A block's hash is also that of all before it, so equal ones never come after others."""
-    low, high = 0, min(len(a), len(b))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if a[middle - 1] == b[middle - 1]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

@@ -12,6 +12,7 @@ from infra.ports import free_ports
 from tests.cluster.fleet import BLOCK_SIZE, Fleet, start_fleet, stop_fleet, wait_idle
 
 NUM_BLOCKS = 256
+TEST_TIMEOUT_S = 300  # on a busy machine the start of a fleet alone takes more than a minute
 SCRIPTED: dict[str, Any] = {
     "executor": {
         "kind": "scripted",
@@ -54,11 +55,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests of the shared fleet come first: any other fleet between them would stop it.
 
     Of those, tests of where requests go: what workers were put through before makes them seem
-    slower or faster than each other.
+    slower or faster than each other. Then those that read the log from its beginning, before
+    anybody deletes records of it.
     """
     ours = [item for item in items if Path(__file__).parent in item.path.parents]
     for item in ours:
         item.add_marker(pytest.mark.ray)
+        if item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(TEST_TIMEOUT_S))
     places = [index for index, item in enumerate(items) if item in ours]
     for index, item in zip(places, sorted(ours, key=_turn), strict=True):
         items[index] = item
@@ -67,8 +71,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _turn(item: pytest.Item) -> int:
     is_shared = "fleet" in getattr(item, "fixturenames", ())
     if not is_shared or hasattr(getattr(item, "module", None), "fleet"):
-        return 2
-    return 0 if item.path.name == "test_routing.py" else 1
+        return 3
+    return {"test_routing.py": 0, "test_event_log.py": 1}.get(item.path.name, 2)
 
 
 class OneFleet:
@@ -93,7 +97,8 @@ class OneFleet:
         self._fleet = None
 
     def _start(self, values: dict[str, Any]) -> Fleet:
-        http_port, grpc_port = free_ports(2)
+        # Apart from those that the fleet chooses for itself, and from those of Ray's workers.
+        http_port, grpc_port = free_ports(2, (5_000, 10_000))
         edges = {
             "http": {**values.get("http", {}), "port": http_port},
             "grpc": {**values.get("grpc", {}), "port": grpc_port},

@@ -65,6 +65,14 @@ def delete_records(bootstrap: str, topic: str) -> None:
         admin.close()
 
 
+def seqs_by_epoch(records: list[Any]) -> list[list[int]]:
+    """In order of the log."""
+    epoch_to_seqs: dict[tuple[str, int], list[int]] = {}
+    for record in records:
+        epoch_to_seqs.setdefault((record["worker"], record["epoch"]), []).append(record["seq"])
+    return list(epoch_to_seqs.values())
+
+
 def resident_blocks(records: list[Any], block_size: int) -> dict[str, set[str]]:
     """Full blocks that each worker holds, by the laws in docs/kafka.md alone.
 

@@ -13,7 +13,7 @@ T = TypeVar("T")
 POLL_S = 0.02
 
 
-def eventually(check: Callable[[], T], timeout_s: float = 10.0) -> T:
+def eventually(check: Callable[[], T], timeout_s: float = 30.0) -> T:
     """The result of the first `check()` that neither fails an assertion nor misses its server.
 
     After `timeout_s` the last failure is raised as it was.

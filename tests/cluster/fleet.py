@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from infra.run_state import RunState, StateDir
 from infra.settings import Settings, environment, load_settings, to_values
 from tests.cluster.eventually import eventually
 
-START_TIMEOUT_S = 100.0
+START_TIMEOUT_S = 200.0
 HTTP_TIMEOUT_S = 30.0
 BLOCK_SIZE = 32
 IDLE = {"in_flight": 0, "held": 0, "reserved": 0, "reservations_expired": 0}
@@ -63,6 +65,23 @@ class Fleet:
     def executors(self) -> dict[str, ReplicaProcess]:
         """By worker id."""
         return {f"{r.replica}-0": r for r in self.replicas("Executor")}
+
+    @contextlib.contextmanager
+    def stopped(self, *workers: str) -> Iterator[None]:
+        """They make nothing meanwhile, however fast the machine is; all of them if none is named.
+
+        One that is killed meanwhile stays dead.
+        """
+        executors = self.executors()
+        processes = [executors[worker].process for worker in workers or executors]
+        for process in processes:
+            process.suspend()
+        try:
+            yield
+        finally:
+            for process in processes:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.resume()
 
     def ingress_clients(self) -> list[httpx.Client]:
         """One for each ingress process, past HAProxy."""
@@ -110,7 +129,11 @@ def start_fleet(folder: Path, kafka_libs: Path, values: dict[str, Any]) -> Fleet
     (state.path / "kafka" / "libs").symlink_to(kafka_libs, target_is_directory=True)
     config = state.path / "config.yaml"
     config.write_text(yaml.safe_dump(values), "utf-8")
-    cachelane(state, "up", "--config", str(config), "--detach")
+    try:
+        cachelane(state, "up", "--config", str(config), "--detach")
+    except BaseException:
+        cachelane(state, "down")  # one that was given up may have got far
+        raise
     run = state.load()
     assert run is not None
     return Fleet(state, run, http_client(run.url))
@@ -171,5 +194,5 @@ def assert_idle(fleet: Fleet) -> None:
             assert figures == IDLE_WORKER, row
 
 
-def wait_idle(fleet: Fleet, timeout_s: float = 15.0) -> None:
+def wait_idle(fleet: Fleet, timeout_s: float = 30.0) -> None:
     eventually(lambda: assert_idle(fleet), timeout_s)

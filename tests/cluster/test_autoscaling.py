@@ -18,7 +18,7 @@ from tests.cluster.eventually import eventually
 from tests.cluster.fleet import Fleet, rows_of, wait_idle
 
 COMPLETIONS = "/v1/completions"
-SCALE_TIMEOUT_S = 60.0
+SCALE_TIMEOUT_S = 100.0
 NUM_CLIENTS = 12
 # A prompt of 400 tokens takes 200 ms: what one replica does in a second is five of them.
 PROMPT_CHARACTERS = 400

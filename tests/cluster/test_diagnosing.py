@@ -6,6 +6,9 @@ import json
 import re
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from infra.settings import environment
@@ -16,13 +19,34 @@ SECONDS = ("--seconds", "1")
 
 def test_a_capture_of_one_replica(fleet: Fleet, tmp_path: Path) -> None:
     worker, process = sorted(fleet.executors().items())[0]
-    said = cachelane(fleet.state, "profile", worker, *SECONDS, "--output", str(tmp_path))
+    with busy(fleet, worker):  # what does nothing has no stacks to count
+        said = cachelane(fleet.state, "profile", worker, *SECONDS, "--output", str(tmp_path))
     (file,) = tmp_path.iterdir()
     path, how = said.splitlines()
     assert path == str(file)
     assert how.startswith("py-spy, ")
     assert file.name.startswith(process.replica)
     assert re.search(r"\w+ \(\S+\.py:\d+\)", file.read_text("utf-8"))
+
+
+@contextmanager
+def busy(fleet: Fleet, worker: str) -> Iterator[None]:
+    """It makes tokens of a stream that begins again when it has ended."""
+    is_over = threading.Event()
+    body = {"prompt": "to be looked at " * 4, "max_tokens": 500}
+
+    def ask() -> None:
+        while not is_over.is_set():
+            pin = {"x-cachelane-pin": worker}
+            fleet.http.post("/v1/completions", json=body, headers=pin).raise_for_status()
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
 
 
 def test_a_replica_that_is_not_there_is_one_line(fleet: Fleet, tmp_path: Path) -> None:
@@ -44,7 +68,8 @@ def test_a_replica_that_is_not_there_is_one_line(fleet: Fleet, tmp_path: Path) -
 def test_a_running_fleet_is_well(fleet: Fleet) -> None:
     found = {f["id"]: f for f in json.loads(cachelane(fleet.state, "doctor", "--json"))}
     assert [f for f in found.values() if f["level"] == "error"] == []
-    levels = {id: f["level"] for id, f in found.items() if id.startswith(("fleet.", "kafka."))}
-    assert set(levels.values()) == {"ok"}
+    about = [f for id, f in found.items() if id.startswith(("fleet.", "kafka."))]
+    assert about
+    assert [f for f in about if f["level"] != "ok"] == []
     assert found["fleet.workers"]["found"] == f"{len(fleet.executors())} workers publish"
     assert found["machine.ports"]["found"] == "the ports serve this fleet"

@@ -15,7 +15,7 @@ from tests.cluster.fleet import Fleet
 
 COMPLETIONS = "/v1/completions"
 BODY = {"prompt": "whatever happens " * 4, "max_tokens": 2}
-BACK_TIMEOUT_S = 30.0
+BACK_TIMEOUT_S = 90.0
 
 
 def processes_of(fleet: Fleet, name: str) -> dict[int, psutil.Process]:

@@ -10,13 +10,14 @@ import httpx
 
 from tests.cluster.event_log import topic_reader
 from tests.cluster.eventually import eventually
-from tests.cluster.fleet import Fleet, wait_idle
+from tests.cluster.fleet import BLOCK_SIZE, Fleet, wait_idle
 from tests.cluster.test_failures import (
     REPLACE_TIMEOUT_S,
     MidStream,
     assert_replaced,
     record_of,
 )
+from tests.cluster.test_serving import send
 
 COMPLETIONS = "/v1/completions"
 NUM_REQUESTS = 30
@@ -38,7 +39,8 @@ def test_a_long_prompt_goes_out_in_pieces_and_nobody_sees_it(fleet: Fleet) -> No
     assert cut.json()["choices"] == whole.json()["choices"]
     assert cut.headers["x-cachelane-worker"] == whole.headers["x-cachelane-worker"]
     usage, usage_of_whole = cut.json()["usage"], whole.json()["usage"]
-    assert usage["prompt_tokens_details"]["cached_tokens"] == 0
+    cached = usage["prompt_tokens_details"]["cached_tokens"]
+    assert cached < BLOCK_SIZE  # where a block is left that begins with the same letters
     assert usage_of_whole["prompt_tokens_details"]["cached_tokens"] == len(LONG) - 1
     for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
         assert usage[name] == usage_of_whole[name]
@@ -46,7 +48,8 @@ def test_a_long_prompt_goes_out_in_pieces_and_nobody_sees_it(fleet: Fleet) -> No
         record = eventually(lambda: record_of(log.read(), cut.json()["id"]))
         again = eventually(lambda: record_of(log.read(), whole.json()["id"]))
         assert not [r for r in log.records if "/" in r["request_id"]]
-    assert (record["num_pieces"], record["num_attempts"], record["cached_tokens"]) == (2, 1, 0)
+    assert (record["num_pieces"], record["num_attempts"]) == (NUM_PIECES, 1)
+    assert record["cached_tokens"] == cached
     assert (record["output_tokens"], record["prompt_tokens"]) == (20, len(LONG))
     assert (again["num_pieces"], again["status"]) == (0, "ok")
 
@@ -66,10 +69,13 @@ def test_a_stream_with_a_prompt_in_pieces_is_one_stream(fleet: Fleet) -> None:
     assert "".join(event["choices"][0]["text"] for event in events) == whole["text"]
 
 
-def post(client: httpx.Client, number: int, what: str) -> httpx.Response:
+def body_of(number: int, what: str) -> dict[str, Any]:
     """Two of these fill the cache of a worker, so that a third one waits whatever time goes by."""
-    body = {"prompt": f"{number} {what} ".ljust(2900, "x"), "max_tokens": 10}
-    return client.post(COMPLETIONS, json=body)
+    return {"prompt": f"{number} {what} ".ljust(2900, "x"), "max_tokens": 10}
+
+
+def post(client: httpx.Client, number: int, what: str) -> httpx.Response:
+    return client.post(COMPLETIONS, json=body_of(number, what))
 
 
 def num_held(client: httpx.Client) -> int:
@@ -82,27 +88,13 @@ def assert_held(client: httpx.Client, at_least: int) -> None:
     assert num_held(client) >= at_least
 
 
-@contextlib.contextmanager
-def stopped(fleet: Fleet, *workers: str) -> Any:
-    """They make nothing meanwhile, so that requests have to wait."""
-    processes = [fleet.executors()[worker].process for worker in workers]
-    for process in processes:
-        process.suspend()
-    try:
-        yield
-    finally:
-        for process in processes:
-            with contextlib.suppress(Exception):
-                process.resume()
-
-
 def test_a_burst_waits_in_its_router_and_is_served(fleet: Fleet) -> None:
     (client, _) = fleet.ingress_clients()
     with ThreadPoolExecutor(NUM_REQUESTS) as pool:
-        with stopped(fleet, *fleet.executors()):
+        with fleet.stopped():
             answers = [pool.submit(post, client, n, "of a burst") for n in range(NUM_REQUESTS)]
             eventually(lambda: assert_held(client, NUM_REQUESTS - 2 * NUM_WORKERS))
-        responses = [answer.result(20) for answer in answers]
+        responses = [answer.result(60) for answer in answers]
     assert {response.status_code for response in responses} == {200}
     workers = {response.headers["x-cachelane-worker"] for response in responses}
     assert workers == fleet.executors().keys()
@@ -114,11 +106,11 @@ def test_a_replica_dies_while_requests_wait_in_the_router(fleet: Fleet) -> None:
     workers = list(fleet.executors())
     victim = fleet.executors()[workers[0]]
     with ThreadPoolExecutor(NUM_REQUESTS) as pool:
-        with stopped(fleet, *workers):
+        with fleet.stopped():
             answers = [pool.submit(post, client, n, "of those left") for n in range(NUM_REQUESTS)]
             eventually(lambda: assert_held(client, NUM_REQUESTS - 2 * NUM_WORKERS))
             victim.kill()
-        responses = [answer.result(30) for answer in answers]
+        responses = [answer.result(60) for answer in answers]
     assert {response.status_code for response in responses} == {200}
     assert workers[0] not in {r.headers["x-cachelane-worker"] for r in responses}
     eventually(lambda: assert_replaced(fleet, workers[0]), REPLACE_TIMEOUT_S)
@@ -126,15 +118,12 @@ def test_a_replica_dies_while_requests_wait_in_the_router(fleet: Fleet) -> None:
 
 def test_clients_that_leave_while_they_wait_leave_nothing(fleet: Fleet) -> None:
     (client, _) = fleet.ingress_clients()
-    with (
-        ThreadPoolExecutor(NUM_REQUESTS) as pool,
-        stopped(fleet, *fleet.executors()),
-        httpx.Client(base_url=str(client.base_url), timeout=2.0) as impatient,
-    ):
-        answers = [pool.submit(post, impatient, n, "of those who go") for n in range(12)]
-        eventually(lambda: assert_held(client, 12 - 2 * NUM_WORKERS))
-        for answer in answers:
-            assert isinstance(answer.exception(10), httpx.TimeoutException)
+    with fleet.stopped():
+        with contextlib.ExitStack() as connections:
+            for number in range(12):
+                sock = send(str(client.base_url), body_of(number, "of those who go"))
+                connections.callback(sock.close)
+            eventually(lambda: assert_held(client, 12 - 2 * NUM_WORKERS))
         eventually(lambda: assert_nobody_held(client))
     wait_idle(fleet)
 

@@ -15,11 +15,13 @@ import pytest
 from typer.testing import CliRunner
 
 from controllers.promising import AS_LRU
-from serve_app.cli_app import app
+from serve_app.cli_app import app_for
 from tests.cluster.event_log import topic_reader
 from tests.cluster.eventually import eventually
 from tests.cluster.fleet import BLOCK_SIZE, Fleet, wait_idle
 from tests.cluster.test_policies import pids_of
+
+app = app_for([])
 
 COMPLETIONS = "/v1/completions"
 NUM_TURNS = 4
@@ -42,20 +44,22 @@ def assert_sharing(fleet: Fleet, is_shared: bool) -> None:
     assert [view["retention"]["is_shared"] for view in fleet.views()] == [is_shared] * 2
 
 
-def ask(client: httpx.Client, prompt: str) -> httpx.Response:
+def ask(client: httpx.Client, prompt: str, **headers: str) -> httpx.Response:
     body = {"prompt": prompt, "max_tokens": 2}
-    return client.post(COMPLETIONS, json=body).raise_for_status()
+    return client.post(COMPLETIONS, json=body, headers=headers).raise_for_status()
 
 
 def test_promises_reach_the_engines_and_every_ingress_learns(learning: Fleet) -> None:
     fleet, first = learning, str(uuid.uuid4())
     pids, before = pids_of(fleet), [others_of(view) for view in fleet.views()]
     ingresses = fleet.ingress_clients()
+    # Its turns are short, and what the workers did before may make another one cheaper.
+    pin = {"x-cachelane-pin": sorted(fleet.executors())[0]}
     with topic_reader(fleet.broker.bootstrap, "kv-events", from_end=True) as log:
         answers = []
         for turn in range(NUM_TURNS):
             prompt = first + TURN * (turn + 1)
-            answers.append(ask(ingresses[turn % 2], prompt))
+            answers.append(ask(ingresses[turn % 2], prompt, **pin))
             known = len(prompt) // BLOCK_SIZE
             eventually(partial(assert_known, fleet, prompt, known))
         (worker,) = {answer.headers["x-cachelane-worker"] for answer in answers}
@@ -63,7 +67,7 @@ def test_promises_reach_the_engines_and_every_ingress_learns(learning: Fleet) ->
         eventually(lambda: assert_promised(log.read(), worker, num_blocks))
     cached = [cached_tokens_of(answer) for answer in answers]
     whole = [(len(first) + turn * len(TURN)) // BLOCK_SIZE for turn in range(NUM_TURNS)]
-    assert cached[0] == 0
+    assert cached[0] < BLOCK_SIZE  # where a block is left that begins with the same letters
     assert [tokens // BLOCK_SIZE for tokens in cached[1:]] == whole[1:]
     # Each has heard of the two requests that the other one served.
     eventually(lambda: assert_heard(fleet, before, NUM_TURNS // 2))
@@ -71,7 +75,7 @@ def test_promises_reach_the_engines_and_every_ingress_learns(learning: Fleet) ->
 
 
 def assert_known(fleet: Fleet, prompt: str, num_blocks: int) -> None:
-    """To both ingresses, or the next turn could go to another worker."""
+    """To both ingresses: what they promise goes by what they know to be there."""
     known = [max(of.values()) for of in fleet.overlaps({"prompt": prompt, "max_tokens": 1})]
     assert known == [num_blocks] * 2
 
@@ -114,12 +118,13 @@ def test_tune_reads_the_live_log_and_says_the_same_of_its_dumps(
     fleet: Fleet, tmp_path: Path
 ) -> None:
     with topic_reader(fleet.broker.bootstrap, "decisions") as log:
-        num_before = len(log.read())
+        prompts: list[str] = []
         for number in range(60):
             session = f"session {number % 5 + number // 15 * 5} {fleet.state.path} "
-            ask(fleet.http, session + TURN * (1 + number % 15 // 5))
-            ask(fleet.http, f"asked once {uuid.uuid4()} " + TURN)
-        eventually(lambda: assert_written(log.read(), num_before + 120))
+            prompts.append(session + TURN * (1 + number % 15 // 5))
+            prompts.append(f"asked once {uuid.uuid4()} " + TURN)
+        request_ids = {ask(fleet.http, prompt).json()["id"] for prompt in prompts}
+        eventually(lambda: assert_written(log.read(), request_ids))
     wait_idle(fleet)
     state = ["--state-dir", str(fleet.state.path)]
     live = run("tune", "--json", *state)
@@ -131,7 +136,7 @@ def test_tune_reads_the_live_log_and_says_the_same_of_its_dumps(
     report = json.loads(live)
     assert json.loads(dumped) == report
     num_known = report["num_decisions"] - report["num_unknown"] - report["num_unserved"]
-    assert report["num_fitted"] + report["num_judged"] == num_known >= 120
+    assert report["num_fitted"] + report["num_judged"] == num_known >= len(prompts)
     policies = {each["name"]: each for each in report["policies"]}
     assert list(policies) == ["lru", "present", "proposed tiers", "learned"]
     assert policies["present"]["gains"] == [0.0, 0.0]
@@ -140,8 +145,8 @@ def test_tune_reads_the_live_log_and_says_the_same_of_its_dumps(
     assert policies[report["best"]]["holds"] or report["best"] == "present"
 
 
-def assert_written(decisions: list[Any], num: int) -> None:
-    assert len(decisions) >= num
+def assert_written(decisions: list[Any], request_ids: set[str]) -> None:
+    assert request_ids <= {decision["request_id"] for decision in decisions}
 
 
 def run(*arguments: str) -> str:

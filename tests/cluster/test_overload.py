@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import select
 import socket
-from collections.abc import Iterator
+import threading
 from http.client import HTTPResponse
 from typing import Any
 
@@ -14,23 +15,58 @@ import httpx
 
 from tests.cluster.eventually import eventually
 from tests.cluster.fleet import Fleet, wait_idle
-from tests.cluster.test_serving import NUM_PLACES, NUM_SLOTS, send
+from tests.cluster.test_serving import (
+    NUM_PLACES,
+    NUM_SLOTS,
+    assert_refused_more,
+    num_refused,
+    send,
+)
 
 COMPLETIONS = "/v1/completions"
 LONG = 800  # tokens, 1.6 s on an idle worker
 
 
-@contextlib.contextmanager
-def flood(fleet: Fleet, count: int) -> Iterator[list[socket.socket]]:
-    """So many batch requests of seconds each; they are given up in the end."""
-    with contextlib.ExitStack() as connections:
-        socks = []
-        for number in range(count):
-            prompt = f"{number} of a flood of {count} "
-            body = {"prompt": prompt, "max_tokens": LONG, "request_type": "batch"}
-            socks.append(send(fleet.url, body))
-            connections.callback(socks[-1].close)
-        yield socks
+class Flood:
+    """So many clients with a batch request of seconds each; who was served comes again.
+
+    So it lasts until it is left, however fast the fleet is, and however slowly requests arrive.
+    """
+
+    def __init__(self, fleet: Fleet, count: int) -> None:
+        self.num_refused = 0
+        self._url = fleet.url
+        self._numbers = itertools.count()
+        self._socks = [self._send() for _ in range(count)]
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Flood:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+        for sock in self._socks:
+            sock.close()
+
+    def _send(self) -> socket.socket:
+        prompt = f"{next(self._numbers)} of a flood "
+        return send(self._url, {"prompt": prompt, "max_tokens": LONG, "request_type": "batch"})
+
+    def _run(self) -> None:
+        while not self._is_over.is_set():
+            answered, _, _ = select.select(self._socks, [], [], 0.05)
+            for sock in answered:
+                self._socks.remove(sock)
+                with sock:
+                    status = read(sock)
+                if status == 200:
+                    self._socks.append(self._send())
+                else:
+                    assert status == 503
+                    self.num_refused += 1
 
 
 def num_waiting(fleet: Fleet) -> int:
@@ -42,27 +78,21 @@ def assert_waiting(fleet: Fleet, at_least: int) -> None:
     assert num_waiting(fleet) >= at_least
 
 
-def num_refused(fleet: Fleet) -> int:
-    return sum(view["routing"]["refused_by_tier"].get("batch", 0) for view in fleet.views())
-
-
 def test_chats_pass_a_flood_of_batch_requests(fleet: Fleet) -> None:
-    refused = num_refused(fleet)
-    with flood(fleet, NUM_SLOTS + NUM_PLACES + 30) as socks:
+    refused = num_refused(fleet, "batch")
+    with Flood(fleet, NUM_SLOTS + NUM_PLACES + 30) as flood:
         eventually(lambda: assert_waiting(fleet, NUM_SLOTS))
         for number, client in enumerate(fleet.ingress_clients()):
             body = {"prompt": f"chat {number} " * 4, "max_tokens": 5}
             assert client.post(COMPLETIONS, json=body).status_code == 200
         assert num_waiting(fleet) > 0, "they came after the flood, not before its end"
-        eventually(lambda: assert_refused_more(fleet, refused))
-        assert 503 in {read(sock) for sock in answered(socks)}
+        eventually(lambda: assert_refused_more(fleet, "batch", refused))
+        eventually(lambda: assert_refused_some(flood))
     wait_idle(fleet)
 
 
-def answered(socks: list[socket.socket]) -> list[socket.socket]:
-    """Those whose answer has begun."""
-    found, _, _ = select.select(socks, [], [], 1.0)
-    return found
+def assert_refused_some(flood: Flood) -> None:
+    assert flood.num_refused > 0
 
 
 def read(sock: socket.socket) -> int:
@@ -76,13 +106,9 @@ def read(sock: socket.socket) -> int:
     return answer.status
 
 
-def assert_refused_more(fleet: Fleet, than: int) -> None:
-    assert num_refused(fleet) > than
-
-
 def test_who_may_not_wait_so_long_is_refused_and_does_not_hang(fleet: Fleet) -> None:
-    with flood(fleet, NUM_SLOTS + NUM_PLACES // 2):
-        eventually(lambda: assert_waiting(fleet, 6))
+    with Flood(fleet, NUM_SLOTS + NUM_PLACES // 2):
+        eventually(lambda: assert_waiting(fleet, NUM_SLOTS))
         body = {"prompt": "in a hurry " * 4, "max_tokens": 5, "request_type": "hurried"}
         answer = fleet.http.post(COMPLETIONS, json=body)
         assert num_waiting(fleet) > 0

@@ -18,6 +18,7 @@ from controllers.errors import (
     InvalidRequest,
     NotReady,
     Overloaded,
+    Overtaken,
     RateLimited,
     RequestAborted,
     WorkerFull,
@@ -215,6 +216,18 @@ async def test_a_full_worker_passes_the_request_on() -> None:
     chunks, error, handle, _, _ = await run([[full], [encode_chunks([FIRST, LAST])]])
     assert (chunks, error) == ([FIRST, LAST], None)
     assert sorted(handle.workers) == ["a", "b"]
+
+
+async def test_one_that_is_handed_back_is_sent_again_and_has_lost_no_attempt() -> None:
+    back: Plan = [encode_failure(Overtaken("not the next one"))]
+    failure: Plan = [died()]
+    plans = [back, back, failure, [encode_chunks([FIRST, LAST])]]
+    chunks, error, handle, _, route = await run(plans, failover={"max_attempts": 2})
+    assert (chunks, error) == ([FIRST, LAST], None)
+    first, second = handle.workers[:2]
+    assert handle.workers == [first, second, first, second]
+    assert first != second
+    assert route.num_attempts == 2
 
 
 async def test_when_all_are_full_the_client_hears_that_and_not_that_none_is_up() -> None:

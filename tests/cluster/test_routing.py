@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from tests.cluster.eventually import eventually
-from tests.cluster.fleet import Fleet, overlaps_of, rows_of
+from tests.cluster.fleet import BLOCK_SIZE, Fleet, overlaps_of, rows_of
 
 CHAT = "/v1/chat/completions"
 COMMON_FIELDS = ("worker", "epoch", "stale", "num_blocks", "resident_blocks",
@@ -47,7 +47,7 @@ def test_a_conversation_stays_on_its_worker(fleet: Fleet) -> None:
         eventually(lambda: assert_held(fleet, chat))
     assert set(chat.workers) == {chat.workers[0]}
     assert chat.reasons[1:] == ["overlap"] * 5
-    assert chat.cached[0] == 0
+    assert chat.cached[0] < BLOCK_SIZE  # where a block is left that begins with the same letters
     assert chat.cached[1:] == sorted(set(chat.cached[1:]))
 
 

@@ -26,6 +26,7 @@ from infra.settings import environment, to_settings
 from serve_app.cli_config import serve_config
 from tests.cluster.conftest import OneFleet
 from tests.cluster.eventually import eventually
+from tests.cluster.fleet import START_TIMEOUT_S
 
 # The head outlives the object that started it, on purpose.
 pytestmark = pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
@@ -58,7 +59,12 @@ class Cluster:
         file.write_text(yaml.safe_dump(serve_config(to_settings(values))), "utf-8")
         command = [str(BIN / "serve"), "deploy", "-a", self.dashboard, str(file)]
         done = subprocess.run(
-            command, env=self.env, capture_output=True, text=True, timeout=60, check=False
+            command,
+            env=self.env,
+            capture_output=True,
+            text=True,
+            timeout=START_TIMEOUT_S,
+            check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
 
@@ -100,10 +106,9 @@ def test_serve_deploy_and_a_changed_policy(cluster: Cluster) -> None:
     cluster.deploy(cluster.settings())
     url = f"http://{LOOPBACK}:{cluster.http_port}"
     eventually(lambda: assert_serves(url, 200), 90.0)
-    pids = cluster.pids()
-    assert len(pids) == 3
+    pids = eventually(lambda: pids_of(cluster, 3), 60.0)  # the first executor serves already
     no_batch = {"retention": {"request_types": {"nightly": {}}}, "tiers": {"rules": NIGHT}}
-    assert httpx.post(f"{url}/v1/completions", json=nightly()).status_code == 400
+    assert httpx.post(f"{url}/v1/completions", json=nightly(), timeout=30).status_code == 400
     cluster.deploy(cluster.settings(**no_batch))
     eventually(lambda: assert_serves(url, 200, nightly()), 30.0)
     assert cluster.pids() == pids
@@ -114,6 +119,12 @@ def test_serve_deploy_and_a_changed_policy(cluster: Cluster) -> None:
 
 
 NIGHT = {"batch": {"rank": 7}}
+
+
+def pids_of(cluster: Cluster, num: int) -> dict[str, int]:
+    pids = cluster.pids()
+    assert len(pids) == num
+    return pids
 
 
 def assert_joined(cluster: Cluster, before: dict[str, int], num_new: int) -> None:
@@ -131,5 +142,5 @@ def assert_listens(url: str) -> None:
 
 
 def assert_serves(url: str, status: int, body: dict[str, Any] | None = None) -> None:
-    answer = httpx.post(f"{url}/v1/completions", json=body or BODY, timeout=10)
+    answer = httpx.post(f"{url}/v1/completions", json=body or BODY, timeout=30)
     assert answer.status_code == status, json.dumps(answer.text)

@@ -107,12 +107,15 @@ def test_a_burst_succeeds_and_is_spread(fleet: Fleet) -> None:
 
 
 def test_overload_is_said_and_leaves_nothing_behind(fleet: Fleet) -> None:
+    refused = num_refused(fleet, "interactive")
     with contextlib.ExitStack() as connections:
         answers = []
-        for number in range(NUM_SLOTS + NUM_PLACES + 60):
-            sock = send(fleet.url, {"prompt": f"{number} too many " * 4, "max_tokens": 400})
-            connections.callback(sock.close)
-            answers.append(connections.enter_context(contextlib.closing(HTTPResponse(sock))))
+        with fleet.stopped():  # or those that come late find the first ones served
+            for number in range(NUM_SLOTS + NUM_PLACES + 60):
+                sock = send(fleet.url, {"prompt": f"{number} too many " * 4, "max_tokens": 400})
+                connections.callback(sock.close)
+                answers.append(connections.enter_context(contextlib.closing(HTTPResponse(sock))))
+            eventually(lambda: assert_refused_more(fleet, "interactive", refused))
         bodies = [read(answer) for answer in answers]
     assert Counter(answer.status for answer in answers).keys() == {200, 503}
     for answer, body in zip(answers, bodies, strict=True):
@@ -120,6 +123,14 @@ def test_overload_is_said_and_leaves_nothing_behind(fleet: Fleet) -> None:
             assert body["error"]["code"] == "overloaded"
             assert int(answer.headers["retry-after"]) >= 1
     wait_idle(fleet)
+
+
+def num_refused(fleet: Fleet, tier: str) -> int:
+    return sum(view["routing"]["refused_by_tier"].get(tier, 0) for view in fleet.views())
+
+
+def assert_refused_more(fleet: Fleet, tier: str, than: int) -> None:
+    assert num_refused(fleet, tier) > than
 
 
 def read(answer: HTTPResponse) -> Any:

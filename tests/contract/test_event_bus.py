@@ -18,7 +18,8 @@ from tests.kafka_fixtures import TestBroker, fresh_settings, recreate_topic
 NUM_PARTITIONS = 3
 MAX_PENDING = 5
 MAX_RECORD_BYTES = 10_000
-WAIT_S = 30.0
+WAIT_S = 60.0
+PATIENCE_S = 120.0  # longer than a broker takes to come back, however busy the machine is
 
 
 class Harness(Protocol):
@@ -60,7 +61,11 @@ class KafkaHarness:
     def __init__(self, broker: TestBroker) -> None:
         self._broker = broker
         settings = fresh_settings(broker.bootstrap, NUM_PARTITIONS)
-        limits = ProducerLimits(max_pending=MAX_PENDING, max_record_bytes=MAX_RECORD_BYTES)
+        limits = ProducerLimits(
+            max_pending=MAX_PENDING,
+            max_record_bytes=MAX_RECORD_BYTES,
+            delivery_timeout_s=PATIENCE_S,
+        )
         self.bus: Bus = KafkaBus(settings, limits)
         self.topic = Topics(settings.topic_prefix).kv_events
 
@@ -168,7 +173,7 @@ def test_empty_topic_is_caught_up(harness, open_reader):
     assert not reader.is_caught_up()
     until(reader.is_caught_up, reader)
     assert reader.lag() == 0
-    assert reader.is_connected()
+    until(reader.is_connected, reader)  # a client may say so once a second
     assert reader.last_error() == ""
 
 
@@ -212,9 +217,10 @@ def test_health_counts_what_was_published(harness):
     producer.publish(harness.topic, b"w", b"1")
     producer.publish(harness.topic, b"w", b"2")
     assert producer.flush(WAIT_S)
+    until(lambda: producer.health().is_connected)
     health = producer.health()
     producer.close()
-    assert (health.is_connected, health.num_connects, health.num_published) == (True, 1, 2)
+    assert (health.num_connects, health.num_published) == (1, 2)
     assert (health.num_pending, health.pending_bytes) == (0, 0)
     assert (health.num_failed, health.num_dropped) == (0, 0)
 
