@@ -19,8 +19,8 @@ from typing import Any, Protocol
 from bench.arguments import positive_int, positive_number
 from bench.processes import cpu_per_request, found_together, of_ages, of_cpu, parser_of, show
 from controllers.booking_sums import SENT
-from controllers.events import Booking, BookingBatch
 from controllers.other_routers import OtherRouters
+from controllers.records import Booking, BookingBatch
 from infra.bookings_feed import BookingsFeed
 from infra.event_bus import KafkaBus
 from infra.event_bus_base import Topics

@@ -24,8 +24,9 @@ from rich.table import Table
 from bench.arguments import positive_int
 from bench.retention import TIERS, TYPES
 from bench.retention_mix import load, traces_folder
-from controllers.events import PrefixUse, encode
 from controllers.prompt_use import PromptUse
+from controllers.record_codec import encode
+from controllers.records import PrefixUse
 from controllers.retention import Retention
 from controllers.retention_replay import Hits, Prompt, prompt_use_of, replay
 from controllers.router_retention import RouterRetention

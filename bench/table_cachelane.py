@@ -9,16 +9,9 @@ import time
 from table_measure import rss, seconds, typical_seconds, typical_us
 from table_workload import Stored, Workload, generate
 
-from controllers.events import (
-    EventBatch,
-    Removed,
-    WorkerUp,
-    decode_batch,
-    encode,
-    hex_of,
-    hexes_of,
-)
+from controllers.events import EventBatch, Removed, WorkerUp, hex_of, hexes_of
 from controllers.events import Stored as StoredEvent
+from controllers.record_codec import decode_batch, encode
 from controllers.routing_table import RoutingTable
 
 BLOCK_SIZE = 32

@@ -17,8 +17,8 @@ from typing import Any
 
 from bench.arguments import positive_int, positive_number
 from bench.processes import cpu_per_request, found_together, of_ages, of_cpu, parser_of, show
-from controllers.events import PrefixUse
 from controllers.prompt_use import PromptUse
+from controllers.records import PrefixUse
 from controllers.router_retention import RouterRetention
 from infra.event_bus import KafkaBus
 from infra.event_bus_base import Topics

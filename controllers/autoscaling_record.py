@@ -8,7 +8,8 @@ from controllers.autoscaling import Observation, Verdict
 from controllers.autoscaling_fleet import TierLoad
 from controllers.autoscaling_forecast import Forecast, TierForecast
 from controllers.autoscaling_settings import AutoscalingSettings
-from controllers.events import SCHEMA, ScalingDecision
+from controllers.events import SCHEMA
+from controllers.records import ScalingDecision
 
 # A queue that never ends; JSON has no infinity.
 MAX_MS = 1e9

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from controllers.events import Booking
+from controllers.records import Booking
 
 SENT = "sent"
 FIRST_TOKEN = "first_token"

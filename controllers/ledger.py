@@ -14,9 +14,10 @@ from typing import NamedTuple
 from controllers.books import Books
 from controllers.completions import Completions
 from controllers.cost_model import CostModel
-from controllers.events import BookingBatch, Load
+from controllers.events import Load
 from controllers.other_routers import Changes, OtherRouters
 from controllers.rank_book import RankBook
+from controllers.records import BookingBatch
 from controllers.steady_loads import SteadyLoads
 
 UNKNOWN_REFERENCE_BLOCKS = 65_536

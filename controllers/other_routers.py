@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from controllers.booking_sums import DONE, FIRST_TOKEN, SENT, BookingSums, Totals
-from controllers.events import Booking, BookingBatch
+from controllers.records import Booking, BookingBatch
 
 # Several listings missed: it has ended, or the log does not reach this router.
 SILENT_S = 5.0

@@ -23,7 +23,7 @@ from controllers.candidates import Candidates
 from controllers.cost_model import CostModel
 from controllers.costs import Costs
 from controllers.dispatch import Dispatcher, ExcludeOf
-from controllers.events import BookingBatch, Load
+from controllers.events import Load
 from controllers.ledger import Ledger
 from controllers.placement_types import Candidate as Candidate
 from controllers.placement_types import Losses as Losses
@@ -34,6 +34,7 @@ from controllers.placement_types import Refused as Refused
 from controllers.placement_types import Sent as Sent
 from controllers.placement_types import TableView as TableView
 from controllers.placing import Placing
+from controllers.records import BookingBatch
 from controllers.starting import rules_of
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from controllers.events import PrefixUse
 from controllers.learned_retention import LearnedRetention
 from controllers.prompt_use import PromptUse
+from controllers.records import PrefixUse
 from controllers.refusals import Refusals
 from controllers.retention import Retention
 from controllers.retention_plans import RetentionPlans

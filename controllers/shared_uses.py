@@ -20,9 +20,10 @@ from dataclasses import dataclass
 from msgspec import structs
 
 from controllers.errors import EventError
-from controllers.events import SCHEMA, PrefixUse
+from controllers.events import SCHEMA
 from controllers.learned_retention import LearnedRetention, Use
 from controllers.prompt_use import PromptUse
+from controllers.records import PrefixUse
 from controllers.retention_plans import Plan
 
 SENT, DONE = "sent", "done"

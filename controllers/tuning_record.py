@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from controllers.events import Decision, EventBatch, Snapshot, Stored, WorkerUp, ints_of
+from controllers.events import EventBatch, Snapshot, Stored, WorkerUp, ints_of
+from controllers.records import Decision
 from controllers.retention import Spans
 from controllers.retention_replay import Prompt
 

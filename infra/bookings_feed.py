@@ -17,7 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from controllers.errors import EventError
-from controllers.events import BookingBatch, decode_bookings
+from controllers.record_codec import decode_bookings
+from controllers.records import BookingBatch
 from infra.event_bus_base import Bus, Reader, Record, ResetRequired, Topics
 
 logger = logging.getLogger(__name__)

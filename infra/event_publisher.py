@@ -20,17 +20,9 @@ from typing import Protocol
 
 from controllers.errors import BusError, ExecutorError
 from controllers.event_split import split_events
-from controllers.events import (
-    SCHEMA,
-    Event,
-    EventBatch,
-    Load,
-    Lost,
-    WorkerDown,
-    WorkerUp,
-    encode,
-)
+from controllers.events import SCHEMA, Event, EventBatch, Load, Lost, WorkerDown, WorkerUp
 from controllers.mirror import Mirror
+from controllers.record_codec import encode
 from infra.event_bus_base import Bus, BusHealth, Loss, Topics
 from infra.settings_sections import EventSettings
 

@@ -1,4 +1,4 @@
-"""JSON Schema of every topic's records, generated from the types in `controllers.events`.
+"""JSON Schema of every topic's records, generated from their types.
 
 `python -m infra.record_schemas` writes them to `infra/schemas/`; a test fails when they are old.
 """
@@ -11,7 +11,8 @@ from typing import Any
 
 import msgspec
 
-from controllers.events import BookingBatch, Decision, EventBatch, PrefixUse, ScalingDecision
+from controllers.events import EventBatch
+from controllers.records import BookingBatch, Decision, PrefixUse, ScalingDecision
 
 FOLDER = Path(__file__).with_name("schemas")
 

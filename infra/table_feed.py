@@ -17,7 +17,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from controllers.errors import EventError
-from controllers.events import Load, Removed, decode_batch
+from controllers.events import Load, Removed
+from controllers.record_codec import decode_batch
 from controllers.routing_table import RoutingTable
 from controllers.worker_state import Applied, Outcome
 from infra.event_bus_base import Bus, Reader, Record, ResetRequired, Topics

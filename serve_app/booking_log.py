@@ -20,7 +20,9 @@ import msgspec
 
 from controllers.booking_sums import DONE, FIRST_TOKEN, SENT
 from controllers.errors import BusError
-from controllers.events import SCHEMA, Booking, BookingBatch, encode
+from controllers.events import SCHEMA
+from controllers.record_codec import encode
+from controllers.records import Booking, BookingBatch
 from infra.event_bus_base import Bus, Topics
 
 logger = logging.getLogger(__name__)

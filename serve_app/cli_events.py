@@ -13,17 +13,9 @@ import msgspec
 import typer
 
 from controllers.errors import BusError, EventError
-from controllers.events import (
-    Booking,
-    Decision,
-    Event,
-    Load,
-    Snapshot,
-    Stored,
-    WorkerUp,
-    decode_batch,
-    decode_bookings,
-)
+from controllers.events import Event, Load, Snapshot, Stored, WorkerUp
+from controllers.record_codec import decode_batch, decode_bookings
+from controllers.records import Booking, Decision
 from infra.event_bus import KafkaBus
 from infra.event_bus_base import Reader, Record, ResetRequired
 from infra.run_state import StateDir

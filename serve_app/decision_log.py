@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from controllers.errors import BusError, Overloaded
-from controllers.events import encode
+from controllers.record_codec import encode
 from infra.event_bus_base import Bus
 from serve_app.fleet import Ask
 from serve_app.outcome import Outcome

@@ -11,10 +11,11 @@ import time
 from collections.abc import Callable
 
 from controllers.errors import Overloaded
-from controllers.events import SCHEMA, Decision, hex_of
+from controllers.events import SCHEMA, hex_of
 from controllers.handbacks import Handbacks
 from controllers.pieces import Pieces
 from controllers.placement import Sent
+from controllers.records import Decision
 from controllers.retention import Retention
 from serve_app.executors.base import TokenChunk
 from serve_app.fleet import Ask, Route

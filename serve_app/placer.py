@@ -15,7 +15,7 @@ from typing import Any
 
 from controllers.booking_sums import SENT
 from controllers.cost_model import CostModel
-from controllers.events import Booking, BookingBatch, Load
+from controllers.events import Load
 from controllers.placement import (
     Losses,
     Placement,
@@ -24,6 +24,7 @@ from controllers.placement import (
     Sent,
     TableView,
 )
+from controllers.records import Booking, BookingBatch
 from controllers.suspects import Suspects
 from infra.bookings_feed import BookingsCounters
 from infra.event_bus_base import Bus, Topics

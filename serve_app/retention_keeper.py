@@ -14,8 +14,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from controllers.events import PrefixUse, ints_of
+from controllers.events import ints_of
 from controllers.prompt_use import PromptUse
+from controllers.records import PrefixUse
 from controllers.retention import Retention
 from controllers.router_retention import RouterRetention
 from infra.event_bus_base import Bus, Topics

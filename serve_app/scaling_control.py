@@ -20,7 +20,7 @@ from controllers.autoscaling_record import record_of
 from controllers.autoscaling_report import ReplicaReport, report_of, settings_of
 from controllers.autoscaling_settings import AutoscalingSettings
 from controllers.errors import BusError
-from controllers.events import encode
+from controllers.record_codec import encode
 from controllers.scaled_fleet import ScaledFleet
 from infra.event_bus_base import Producer, Topics
 

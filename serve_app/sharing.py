@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 from controllers.errors import ExecutorDead
-from controllers.events import Booking
+from controllers.records import Booking
 from infra.bookings_feed import BookingsCounters, BookingsFeed, OnBatch, OnTurn
 from infra.event_bus_base import Bus, Topics
 from infra.settings import Settings

@@ -7,7 +7,8 @@ import re
 from pathlib import Path
 
 from controllers.errors import EventError, SettingsError
-from controllers.events import EventBatch, decode_batch
+from controllers.events import EventBatch
+from controllers.record_codec import decode_batch
 from controllers.simulation.settings import Outage
 from controllers.simulation.timing import TimingCurve, fit_curve
 from controllers.simulation.trace import Row, read_rows

@@ -12,7 +12,8 @@ from typing import NamedTuple
 import msgspec
 
 from controllers.errors import EventError, SetupError
-from controllers.events import Decision, decode_batch
+from controllers.record_codec import decode_batch
+from controllers.records import Decision
 from controllers.tuning_record import Record
 
 EVENTS, DECISIONS = "events", "decisions"

@@ -14,7 +14,9 @@ from collections.abc import Callable
 import msgspec
 
 from controllers.errors import BusError, EventError
-from controllers.events import SCHEMA, PrefixUse, encode
+from controllers.events import SCHEMA
+from controllers.record_codec import encode
+from controllers.records import PrefixUse
 from infra.event_bus_base import Bus, Reader, ResetRequired
 
 logger = logging.getLogger(__name__)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from controllers.booking_sums import SENT
-from controllers.events import Booking
+from controllers.records import Booking
 
 
 def booking(request_id: str) -> Booking:

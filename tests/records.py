@@ -5,18 +5,13 @@ from __future__ import annotations
 import msgspec
 
 from controllers.events import (
-    Booking,
-    BookingBatch,
     Cleared,
-    Decision,
     Event,
     EventBatch,
     Iteration,
     Load,
     Lost,
-    PrefixUse,
     Removed,
-    ScalingDecision,
     Snapshot,
     SnapshotBlocks,
     Stored,
@@ -25,6 +20,7 @@ from controllers.events import (
     WorkerUp,
     hexes_of,
 )
+from controllers.records import Booking, BookingBatch, Decision, PrefixUse, ScalingDecision
 
 H = hexes_of([1, 2])
 

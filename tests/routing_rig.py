@@ -9,16 +9,9 @@ import msgspec
 import numpy as np
 
 from controllers.blocks import HASH_SCHEME, block_hashes
-from controllers.events import (
-    SCHEMA,
-    Decision,
-    Event,
-    EventBatch,
-    Stored,
-    WorkerUp,
-    encode,
-    hexes_of,
-)
+from controllers.events import SCHEMA, Event, EventBatch, Stored, WorkerUp, hexes_of
+from controllers.record_codec import encode
+from controllers.records import Decision
 from infra.event_bus_memory import MemoryBus
 from infra.settings import Settings, to_settings
 from serve_app.executors.base import ExecutorInfo, GenerateRequest, SamplingParams

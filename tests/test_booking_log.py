@@ -7,8 +7,10 @@ import logging
 import pytest
 
 from controllers.booking_sums import NO_TOTALS, Totals
-from controllers.events import SCHEMA, Booking, BookingBatch, decode_bookings
+from controllers.events import SCHEMA
 from controllers.other_routers import OtherRouters
+from controllers.record_codec import decode_bookings
+from controllers.records import Booking, BookingBatch
 from infra.event_bus_memory import MemoryBus
 from serve_app.booking_log import LIST_INTERVAL_S, MAX_PER_RECORD, BookingLog
 from tests.kafka_fixtures import wait_until

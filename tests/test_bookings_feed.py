@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from controllers.events import SCHEMA, BookingBatch, encode
+from controllers.events import SCHEMA
+from controllers.record_codec import encode
+from controllers.records import BookingBatch
 from infra.bookings_feed import BookingsCounters, BookingsFeed
 from infra.event_bus_memory import MemoryBus
 from tests.kafka_fixtures import wait_until

@@ -10,6 +10,8 @@ import pytest
 
 from controllers import events as ev
 from controllers.errors import SetupError
+from controllers.record_codec import encode
+from controllers.records import Booking, BookingBatch, Decision, PrefixUse, ScalingDecision
 from infra.event_bus_base import Topics
 from infra.event_bus_memory import MemoryBus
 from infra.process_session import ProcessId
@@ -36,7 +38,7 @@ def values(bus: MemoryBus, **options: object) -> list[bytes]:
 
 
 def batch(*events: ev.Event) -> bytes:
-    return ev.encode(
+    return encode(
         ev.EventBatch(
             schema=1,
             worker="a7f3-0",
@@ -124,7 +126,7 @@ def test_an_unknown_event_is_counted() -> None:
 
 
 def test_a_flat_record() -> None:
-    record = ev.ScalingDecision(
+    record = ScalingDecision(
         schema=1,
         ts_ms=TS_MS,
         deployment="Executor",
@@ -132,7 +134,7 @@ def test_a_flat_record() -> None:
         target_replicas=3,
         reason="queue",
     )
-    assert lines_of(Topic.SCALING, ev.encode(record)) == [
+    assert lines_of(Topic.SCALING, encode(record)) == [
         "03:04:05.678  deployment Executor  num_replicas 2  target_replicas 3  reason queue  "
         "action hold  is_advisory False  old_target_replicas 0  min_replicas 0  max_replicas 0  "
         "num_known 0  demand 0.0  growth 1.0  backlog_ms 0.0  requests_per_s 0.0  num_active 0  "
@@ -141,18 +143,18 @@ def test_a_flat_record() -> None:
 
 
 def test_the_hashes_of_a_use_are_not_printed_in_full() -> None:
-    record = ev.PrefixUse(
+    record = PrefixUse(
         schema=1, ts_ms=TS_MS, router="r1", seq=0, request_id="q", state="sent", worker="a-0",
         request_type="agent", num_tokens=170, block_size=32, hashes="".join(HASHES),
     )  # fmt: skip
-    assert lines_of(Topic.USES, ev.encode(record)) == [
+    assert lines_of(Topic.USES, encode(record)) == [
         "03:04:05.678  router r1  seq 0  request_id q  state sent  worker a-0  request_type agent"
         "  num_tokens 170  block_size 32  hashes 0000000000000001... (80 characters)"
     ]
 
 
 def test_bookings() -> None:
-    sent = ev.Booking(
+    sent = Booking(
         request_id="q1",
         worker="a-0",
         state="sent",
@@ -161,18 +163,18 @@ def test_bookings() -> None:
         rank=1,
         service_ms=12.34,
     )
-    done = ev.Booking(request_id="q2", worker="b-0", state="done", prefill_tokens=7, num_blocks=1)
-    record = ev.BookingBatch(
+    done = Booking(request_id="q2", worker="b-0", state="done", prefill_tokens=7, num_blocks=1)
+    record = BookingBatch(
         schema=1, ts_ms=TS_MS, router="r1", seq=5, num_open=3, bookings=[sent, done]
     )
-    assert lines_of(Topic.BOOKINGS, ev.encode(record)) == [
+    assert lines_of(Topic.BOOKINGS, encode(record)) == [
         "03:04:05.678  router r1  5  sent  q1  a-0  100 tokens  4 blocks  rank 1  12.3 ms",
         "03:04:05.678  router r1  5  done  q2  b-0  7 tokens  1 blocks  rank 0  0.0 ms",
     ]
-    listing = ev.BookingBatch(
+    listing = BookingBatch(
         schema=1, ts_ms=TS_MS, router="r1", seq=6, num_open=0, bookings=[], num_parts=1
     )
-    assert lines_of(Topic.BOOKINGS, ev.encode(listing)) == [
+    assert lines_of(Topic.BOOKINGS, encode(listing)) == [
         "03:04:05.678  router r1  6  listing 1 of 1  0 open"
     ]
     assert lines_of(Topic.BOOKINGS, b"{}") == [
@@ -181,7 +183,7 @@ def test_bookings() -> None:
 
 
 def test_a_decision() -> None:
-    record = ev.Decision(
+    record = Decision(
         schema=1,
         ts_ms=TS_MS,
         request_id="r1",
@@ -204,7 +206,7 @@ def test_a_decision() -> None:
         num_attempts=1,
         status="ok",
     )
-    assert lines_of(Topic.DECISIONS, ev.encode(record)) == [
+    assert lines_of(Topic.DECISIONS, encode(record)) == [
         "03:04:05.678  r1  interactive  a7f3-0  overlap  cached 70 of 100 tokens (predicted 64, "
         "best 96)  first token 42 ms  16 tokens in 600 ms  ok"
     ]

@@ -12,7 +12,7 @@ import yaml
 from typer.testing import CliRunner
 
 from controllers.errors import SettingsError, SetupError
-from controllers.events import encode
+from controllers.record_codec import encode
 from controllers.tuning import FLOOR, MIN_GAIN
 from infra.settings import to_settings
 from serve_app.cli_app import app_for

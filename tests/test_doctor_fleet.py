@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from controllers.events import Cleared, EventBatch, encode
+from controllers.events import Cleared, EventBatch
+from controllers.record_codec import encode
 from infra.doctor.finding import Finding
 from infra.doctor.fleet import Heard, check_workers, workers_of
 from infra.event_bus_base import Record

@@ -14,10 +14,10 @@ from controllers.events import (
     Stored,
     WorkerDown,
     WorkerUp,
-    decode_batch,
     hex_of,
     hexes_of,
 )
+from controllers.record_codec import decode_batch
 from infra.event_bus_memory import MemoryBus
 from infra.event_publisher import EventPublisher, WorkerIdentity
 from infra.settings_sections import EventSettings

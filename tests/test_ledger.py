@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from controllers import events
+from controllers import events, records
 from controllers.booking_sums import DONE
 from controllers.cost_model import CostModel
 from controllers.ledger import Booking, Ledger
@@ -43,7 +43,7 @@ def test_a_request_that_left_before_its_first_token_gives_back_too(ledger: Ledge
 
 def test_anothers_request_whose_end_alone_is_told_is_booked_and_over(ledger: Ledger) -> None:
     end_ms = float(ledger.books.prefill_end_ms[0])
-    done = events.Booking(
+    done = records.Booking(
         request_id="r",
         worker="a-0",
         state=DONE,
@@ -51,7 +51,7 @@ def test_anothers_request_whose_end_alone_is_told_is_booked_and_over(ledger: Led
         num_blocks=1,
         service_ms=3.0,
     )
-    batch = events.BookingBatch(
+    batch = records.BookingBatch(
         schema=events.SCHEMA, ts_ms=0, router="other", seq=0, num_open=0, bookings=[done]
     )
     before_ms = booked_ms(ledger, 10.0)

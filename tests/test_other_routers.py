@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controllers.booking_sums import NO_TOTALS, BookingSums, Totals
-from controllers.events import SCHEMA, Booking, BookingBatch
+from controllers.events import SCHEMA
 from controllers.other_routers import SILENT_S, Changes, OtherRouters
+from controllers.records import Booking, BookingBatch
 
 
 def booking(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from controllers.blocks import as_token_array
-from controllers.events import Decision
+from controllers.records import Decision
 from controllers.retention import Retention, TokenRange
 from serve_app.calls import ONE_TOKEN, cut, piece_of
 from serve_app.executors.base import GenerateRequest, SamplingParams, TokenChunk

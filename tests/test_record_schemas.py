@@ -5,7 +5,7 @@ import json
 import jsonschema
 import pytest
 
-from controllers.events import encode
+from controllers.record_codec import encode
 from infra.record_schemas import TOPIC_TO_TYPE, path_of, text_of
 from tests.records import RECORDS
 

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from controllers.errors import EventError
-from controllers.events import PrefixUse
 from controllers.prompt_use import PromptUse
+from controllers.records import PrefixUse
 from controllers.retention import Retention
 from controllers.retention_replay import Hits, Prompt, replay
 from controllers.router_retention import Planned, RouterRetention

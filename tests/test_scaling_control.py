@@ -8,7 +8,7 @@ import pytest
 
 from controllers.autoscaling_report import ReplicaReport, figures_of
 from controllers.autoscaling_settings import AutoscalingSettings
-from controllers.events import ScalingDecision
+from controllers.records import ScalingDecision
 from infra.event_bus_memory import MemoryBus
 from serve_app.scaling_control import Figures, ScalingControl, Tick
 from tests.autoscaling_rig import SETTINGS, busy, report

@@ -6,9 +6,10 @@ import msgspec
 import pytest
 
 from controllers.errors import EventError
-from controllers.events import PrefixUse, encode
 from controllers.learned_retention import LearnedRetention
 from controllers.prompt_use import PromptUse
+from controllers.record_codec import encode
+from controllers.records import PrefixUse
 from controllers.shared_uses import (
     MAX_RUNNING_S,
     SharedUses,

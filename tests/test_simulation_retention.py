@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from controllers.errors import InvalidRequest
-from controllers.events import PrefixUse
+from controllers.records import PrefixUse
 from controllers.retention import Retention, RetentionPolicy, Spans
 from controllers.retention_replay import Learned, Prompt, replay
 from controllers.simulation.fleet import Fleet

@@ -14,9 +14,9 @@ from controllers.events import (
     SnapshotBlocks,
     Stored,
     WorkerUp,
-    encode,
     hexes_of,
 )
+from controllers.record_codec import encode
 from controllers.routing_table import RoutingTable
 from infra.event_bus_memory import MemoryBus
 from infra.settings_sections import EventSettings

@@ -7,7 +7,6 @@ import msgspec
 from controllers.errors import SettingsError
 from controllers.events import (
     SCHEMA,
-    Decision,
     Event,
     EventBatch,
     Snapshot,
@@ -17,6 +16,7 @@ from controllers.events import (
     hex_of,
     hexes_of,
 )
+from controllers.records import Decision
 from controllers.retention import RetentionPolicy, Spans
 from controllers.retention_policy import SpanRule, TypeRule
 from controllers.retention_replay import Prompt

@@ -7,8 +7,9 @@ import threading
 import msgspec
 import pytest
 
-from controllers.events import PrefixUse, encode
 from controllers.prompt_use import PromptUse
+from controllers.record_codec import encode
+from controllers.records import PrefixUse
 from controllers.retention import Retention
 from controllers.shared_uses import MAX_RUNNING_S, UseRecords
 from infra.event_bus_memory import MemoryBus

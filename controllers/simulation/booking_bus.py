@@ -5,7 +5,8 @@ Knows no placement: whoever sends says what. Times are in ms.
 
 from __future__ import annotations
 
-from controllers.events import SCHEMA, Booking, BookingBatch
+from controllers.events import SCHEMA
+from controllers.records import Booking, BookingBatch
 from controllers.simulation.late import Late
 
 

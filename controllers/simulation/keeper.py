@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from controllers.events import PrefixUse
 from controllers.prompt_use import PromptUse
+from controllers.records import PrefixUse
 from controllers.retention import Retention, RetentionPolicy, rule_of
 from controllers.router_retention import RouterRetention
 from controllers.simulation.booking_bus import router_name

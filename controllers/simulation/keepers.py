@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from controllers.events import PrefixUse, ints_of
+from controllers.events import ints_of
+from controllers.records import PrefixUse
 from controllers.retention import Retention
 from controllers.simulation.keeper import Keeper
 from controllers.simulation.late import Late

@@ -11,11 +11,12 @@ import msgspec
 
 from controllers.booking_sums import DONE, FIRST_TOKEN, SENT
 from controllers.cost_model import CostModel
-from controllers.events import Booking, BookingBatch, Load
+from controllers.events import Load
 from controllers.handbacks import Handbacks
 from controllers.pieces import Pieces
 from controllers.placement import Placement, Query
 from controllers.placement import Sent as Decision
+from controllers.records import Booking, BookingBatch
 from controllers.simulation.booking_bus import BookingBus, router_name
 from controllers.simulation.entrances import Excluded
 from controllers.simulation.keeper import Keeper

@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import NamedTuple, Protocol
 
-from controllers.events import BookingBatch, Load
+from controllers.events import Load
 from controllers.predictions import Predictions
+from controllers.records import BookingBatch
 from controllers.simulation.peers import Formula, Sight
 from controllers.simulation.prompt_blocks import PrefixTable, PromptBlocks
 from controllers.simulation.trace import Request

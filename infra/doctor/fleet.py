@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from controllers.errors import EventError
-from controllers.events import BatchHeader, decode_batch
+from controllers.events import BatchHeader
+from controllers.record_codec import decode_batch
 from infra.doctor.finding import Finding, listed
 from infra.doctor.topics import check_clock
 from infra.event_bus_base import Record
