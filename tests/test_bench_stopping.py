@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
 
 import pytest
 
 from bench.stopping import SIGNALS, undisturbed, unwinding
+
+
+@pytest.fixture(autouse=True)
+def _default_handlers() -> Iterator[None]:
+    """Whatever the tests themselves run under: `nohup` lets a closed terminal mean nothing."""
+    former = {number: signal.signal(number, signal.SIG_DFL) for number in SIGNALS}
+    yield
+    for number, handler in former.items():
+        signal.signal(number, handler)
 
 
 @pytest.mark.parametrize("number", SIGNALS)
