@@ -19,11 +19,11 @@ TIED_SHARE = 0.9
 class AtBest(NamedTuple):
     """Requests on the candidate that would answer each soonest; arrays have one value for each."""
 
-    rows: npt.NDArray[np.intp]
     ttft_ms: Floats
     service_ms: Floats
     uncached_tokens: Floats  # the least that any candidate would compute
-    is_tied: npt.NDArray[np.bool_]  # more of its prompt is cached on some workers than on others
+    # More of its prompt is cached on some workers than on others, or only one may take it.
+    is_tied: npt.NDArray[np.bool_]
     has_room: bool  # every worker has blocks and a place for any of them
 
 
@@ -39,11 +39,10 @@ def at_best(costs: Costs, rows: Sequence[Rows]) -> AtBest:
     each, best = np.arange(len(rows)), ttft_ms.argmin(axis=1)
     least = uncached[each, uncached.argmin(axis=1)]
     return AtBest(
-        rows=best,
         ttft_ms=ttft_ms[each, best],
         service_ms=costs.service_ms[each, best],
         uncached_tokens=least,
-        is_tied=least < TIED_SHARE * usual,
+        is_tied=(least < TIED_SHARE * usual) | [len(own) == 1 for own in rows],
         has_room=largest(costs.room_ms) <= 0.0,
     )
 

@@ -135,21 +135,41 @@ class _Pass:
     def _last_ones_choose(self, order: list[int], best: AtBest) -> list[int]:
         """Of the best rank that waits."""
         ranks = [waiter.query.rank for waiter in self._waiters]
-        members = [i for i in order if ranks[i] == min(ranks)]
+        best_rank = min(ranks)
+        members = [i for i in order if ranks[i] == best_rank]
         if len(members) > MOST_PER_WORKER * len(self._books):
             return order
-        waited_ms = np.array([waiter.waited_ms(self._now) for waiter in self._waiters])
-        columns = (best.rows, best.service_ms, best.ttft_ms + waited_ms, best.is_tied)
-        wishes = [Wish(*own) for own in zip(*(v.tolist() for v in columns), strict=True)]
-        others = [i for i in order if ranks[i] != min(ranks)]
-        return last_ones_choose(members, wishes, self._ready_ms()) + others
+        wishes = self._wishes(best)
+        others = [i for i in order if ranks[i] != best_rank]
+        ready_ms = self._ready_ms(members, wishes)
+        # A tenant's long one would use up the turn of its short ones.
+        is_longest_first = len({self._waiters[i].query.tenant for i in members}) == 1
+        return last_ones_choose(members, wishes, ready_ms, is_longest_first) + others
 
-    def _ready_ms(self) -> list[float]:
-        """Until each worker can start one, by row; 0: now."""
+    def _wishes(self, best: AtBest) -> list[Wish]:
+        limits_ms = [waiter.query.max_ttft_ms for waiter in self._waiters]
+        allowed_ms = np.array([math.inf if limit is None else limit for limit in limits_ms])
+        waited_ms = np.array([waiter.waited_ms(self._now) for waiter in self._waiters])
+        late_ms, left_ms = best.ttft_ms + waited_ms, allowed_ms - waited_ms
+        columns = (best.service_ms, late_ms, left_ms, best.is_tied)
+        return [Wish(*own) for own in zip(*(v.tolist() for v in columns), strict=True)]
+
+    def _ready_ms(self, members: Sequence[int], wishes: Sequence[Wish]) -> list[float]:
+        """Until each worker has done what is tied to it and can start another one, by row; 0: now,
+        inf: not all may go there."""
         books = self._books
         least_ms = np.where(books.num_unstarted > 0.0, 1000.0 * MIN_PAUSE_S, 0.0)
         ready_ms = np.maximum(books.prefill_end_ms - 1000.0 * self._now, least_ms)
-        return list(ready_ms.tolist())
+        tied_ms = np.zeros(len(books))
+        for i in members:
+            rows = self._prices.rows_of(i)
+            if wishes[i].is_tied:
+                costs = self._prices.of(i)
+                row = int(rows[(costs.start_ms + costs.service_ms + tied_ms)[rows].argmin()])
+                tied_ms[row] += costs.service_ms[row]
+            elif len(rows) < len(books):
+                ready_ms[np.delete(books.all_rows, rows)] = math.inf
+        return list((ready_ms + tied_ms).tolist())
 
     def _look_at(self, i: int) -> _Started | None:
         """Send it or let it wait. Raises Overloaded if its first token would be late anywhere."""

@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from controllers.at_best import AtBest, at_best, together
+from controllers.blind import Rows
 from controllers.candidates import Candidates, find_candidates
 from controllers.costs import Costs, Service, Work, cost_of, service_on, work_of
 from controllers.errors import NotReady
@@ -47,6 +48,11 @@ class Ranker:
         if not len(found.rows):
             raise NotReady(f"none of {len(books)} workers can take the request")
         return found
+
+    def pinned_rows(self, pinned: str, rows: Rows) -> Rows:
+        """All of them if it is none of them."""
+        own = rows[rows == self._ledger.books.row(pinned)]
+        return own if len(own) else rows
 
     def price(
         self, queries: Sequence[Query], found: Sequence[Candidates], block_size: int, now: float
@@ -179,6 +185,11 @@ class Prices:
         loads = self._loads(self._queries[index].rank)
         return self._ranker.costs(work, loads, self._weights)
 
+    def rows_of(self, index: int) -> Rows:
+        """Workers that `queries[index]` may go to: of its candidates the one it is pinned to."""
+        rows, pinned = self._found[index].rows, self._queries[index].pinned
+        return rows if pinned is None else self._ranker.pinned_rows(pinned, rows)
+
     def at_best(self) -> AtBest:
         """Of several requests."""
         num, parts, order = len(self._queries), [], []
@@ -187,7 +198,7 @@ class Prices:
             costs = self._ranker.costs(work, self._loads(rank), self._weights)
             for at, i in enumerate(members):
                 self._priced[i] = (costs, at)
-            parts.append(at_best(costs, [self._found[i].rows for i in members]))
+            parts.append(at_best(costs, [self.rows_of(i) for i in members]))
             order += members
         return parts[0] if len(parts) == 1 else together(parts, order)
 

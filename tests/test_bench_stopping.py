@@ -62,10 +62,7 @@ def test_nothing_happens_without_a_signal() -> None:
 
 
 def test_a_closed_terminal_that_means_nothing_goes_on_to() -> None:
-    former = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with unwinding():
-            signal.raise_signal(signal.SIGHUP)
-        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGHUP, former)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with unwinding():
+        signal.raise_signal(signal.SIGHUP)
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN

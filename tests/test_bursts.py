@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 from controllers.bursts import Wish, last_ones_choose
 
 
-def wish(service_ms: float, row: int = 0, waited_ms: float = 0.0, is_tied: bool = False) -> Wish:
-    return Wish(row, service_ms, service_ms + waited_ms, is_tied)
+def wish(
+    service_ms: float, waited_ms: float = 0.0, left_ms: float = math.inf, is_tied: bool = False
+) -> Wish:
+    return Wish(service_ms, service_ms + waited_ms, left_ms, is_tied)
 
 
-def order_of(wishes: list[Wish], ready_ms: list[float]) -> list[int]:
+def order_of(wishes: list[Wish], ready_ms: list[float], is_longest_first: bool = True) -> list[int]:
     soonest_first = sorted(range(len(wishes)), key=lambda i: wishes[i].service_ms)
-    return last_ones_choose(soonest_first, wishes, ready_ms)
+    return last_ones_choose(soonest_first, wishes, ready_ms, is_longest_first)
 
 
 def times_ms(order: list[int], wishes: list[Wish], ready_ms: list[float]) -> list[float]:
@@ -29,6 +32,7 @@ def times_ms(order: list[int], wishes: list[Wish], ready_ms: list[float]) -> lis
 def test_the_longest_one_chooses_first_and_those_between_wait_for_the_shortest() -> None:
     wishes = [wish(ms) for ms in (10.0, 20.0, 30.0, 40.0, 50.0, 1000.0)]
     assert order_of(wishes, [0.0] * 4) == [5, 4, 0, 1, 3, 2]
+    assert order_of(wishes, [0.0] * 4, is_longest_first=False) == [0, 1, 5, 4, 3, 2]
     assert order_of(wishes, [0.0] * 6) == [5, 4, 3, 2, 1, 0]
 
 
@@ -46,10 +50,23 @@ def test_a_worker_that_is_ready_soon_counts() -> None:
 
 
 def test_tied_ones_come_first_and_keep_their_worker_busy() -> None:
-    wishes = [wish(100.0, row=1, is_tied=True), wish(50.0), wish(1000.0)]
-    assert order_of(wishes, [0.0, 0.0, 0.0]) == [0, 2, 1]
-    wishes = [wish(5000.0, row=1, is_tied=True), wish(50.0), wish(1000.0)]
-    assert order_of(wishes, [0.0, 0.0]) == [1, 2, 0]  # nobody may be late for a long tied one
+    wishes = [wish(100.0, is_tied=True), wish(50.0), wish(1000.0)]
+    assert order_of(wishes, [0.0, 100.0, 0.0]) == [0, 2, 1]
+    wishes = [wish(5000.0, is_tied=True), wish(50.0), wish(1000.0)]
+    assert order_of(wishes, [0.0, 5000.0]) == [1, 2, 0]  # nobody may be late for a long tied one
+
+
+def test_a_worker_that_not_all_may_have_is_none() -> None:
+    wishes = [wish(100.0), wish(150.0), wish(1000.0)]
+    assert order_of(wishes, [0.0, 0.0, math.inf, math.inf]) == [2, 0, 1]
+    assert order_of(wishes, [0.0, math.inf, math.inf, math.inf]) == [0, 1, 2]
+
+
+def test_nobody_waits_who_would_be_late_then() -> None:
+    """The second one would have its first token after 250 ms if it waited for the first one."""
+    for left_ms, expected in ((249.0, [0, 1, 2]), (250.0, [2, 0, 1])):
+        wishes = [wish(100.0), wish(150.0, left_ms=left_ms), wish(1000.0)]
+        assert order_of(wishes, [0.0, 0.0]) == expected
 
 
 def test_without_a_free_worker_the_shortest_goes_first() -> None:

@@ -101,6 +101,55 @@ def test_in_a_burst_a_better_rank_still_goes_first() -> None:
     assert list(run(fleet)) == ["longer chat", "chat"]
 
 
+def test_in_a_burst_nobody_is_refused_so_that_a_longer_one_can_start() -> None:
+    fleet = Fleet(2)
+    submit(fleet, "long", prompt(1, 1000))
+    submit(fleet, "short", prompt(2, 100))
+    submit(fleet, "middle", prompt(3, 150), max_ttft_ms=200.0)
+    assert list(run(fleet)) == ["short", "middle"]
+    assert fleet.placement.num_waiting == 1
+
+
+def test_in_a_burst_workers_that_take_nobody_do_not_count() -> None:
+    fleet = Fleet(4)
+    for name, num_blocks in (("long", 1000), ("short", 100), ("middle", 150)):
+        submit(fleet, name, prompt(num_blocks, num_blocks))
+    results = fleet.placement.run(fleet.table, fleet.now, lambda query: {"r2-0", "r3-0"})
+    assert [result.request_id for result in results] == ["long", "short"]
+
+
+def test_in_a_burst_the_pinned_one_has_its_worker_to_itself() -> None:
+    for seed in range(8):
+        fleet = Fleet(3, seed=seed)
+        submit(fleet, "long", prompt(1, 1000))
+        submit(fleet, "pinned", prompt(2, 100), pinned="r0-0")
+        sent = run(fleet)
+        assert sent["pinned"] == "r0-0"
+        assert sent["long"] != "r0-0"
+
+
+def test_in_a_burst_a_long_one_does_not_use_up_its_tenants_turn() -> None:
+    fleet = Fleet(3)
+    submit(fleet, "long", prompt(1, 1000), tenant="a")
+    submit(fleet, "short", prompt(2, 60), tenant="a")
+    submit(fleet, "middle", prompt(3, 200), tenant="b")
+    submit(fleet, "longer", prompt(4, 240), tenant="b")
+    assert list(run(fleet)) == ["short", "longer", "long"]
+
+
+def test_in_a_burst_those_that_share_a_prefix_take_all_workers_that_have_it() -> None:
+    fleet = Fleet(4)
+    for worker in ("r0-0", "r1-0"):
+        fleet.store(worker, prompt(1, 400))
+    for number in (2, 3):
+        submit(fleet, f"turn {number}", [*prompt(1, 400), *prompt(number, 160)])
+    for name, num_blocks in (("short", 60), ("middle", 70), ("long", 1000)):
+        submit(fleet, name, prompt(num_blocks, num_blocks))
+    sent = run(fleet)
+    assert list(sent) == ["turn 2", "turn 3", "long", "short"]
+    assert len(set(sent.values())) == 4
+
+
 def test_where_room_is_missing_the_shortest_goes_first() -> None:
     fleet = Fleet(2, max_running=1)
     submit(fleet, "runs", prompt(1))
