@@ -91,9 +91,10 @@ class Gate:
             self._places.left(victim.rank, False, now)
         self._places.came(item.rank, now)
         self._note_deadline(item)
-        if item.max_ahead_tokens < math.inf and item.uncached_tokens:
+        # One that others gave way to keeps the place: else they would have left for nothing.
+        if item.max_ahead_tokens < math.inf and item.uncached_tokens and not displaced:
             self._newcomers.append(item)
-        if was_empty and self._running:
+        if was_empty and self._running and item.has_peers:
             self._gathers_until = now + self._rules.gather_s
         return displaced
 

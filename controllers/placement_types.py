@@ -55,6 +55,7 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     expected_output_tokens: int | None = None  # None: as many as its request type had on average
     pinned: str | None = None  # worker that takes it as long as it is a candidate
     is_whole: bool = False  # it goes out in one piece, however long it is
+    is_again: bool = False  # handed back: its share is paid, and what it tells is known
     is_settled: bool = False  # its worker must not hand it back
     prompt_use: PromptUse | None = None  # what is kept of it depends on the worker's room
 

@@ -191,7 +191,7 @@ class Placing:
         self.predictions.add(worker, epoch, query.hashes, depth, now)
         self._blind.remember(query.hashes, worker, choice.is_blind)
         self._note_branch(query, found, choice, table.block_size)
-        if self._books.smaller is not None:
+        if self._books.smaller is not None and not query.is_again:
             self._evictions.add(query.hashes, found.best_blocks, now)
 
     def take_back(self, request_id: str, now: float) -> None:
@@ -226,5 +226,5 @@ class Placing:
         end = query.hashes[depth - 1]
         if choice.is_copy:
             self._hubs.copied(end)
-        else:
+        elif not query.is_again:
             self._hubs.leave(end, query.num_tokens - depth * block_size)

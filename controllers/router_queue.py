@@ -59,9 +59,10 @@ class RouterQueue:
         self._waiters.pop(request_id, None)
 
     def sent(self, query: Query, uncached_tokens: float) -> None:
-        """It waits no longer, and its tenant's share pays for it."""
+        """It waits no longer, and its tenant's share pays for it, once."""
         self.remove(query.request_id)
-        self._shares.pay(query, uncached_tokens)
+        if not query.is_again:
+            self._shares.pay(query, uncached_tokens)
 
     def scanned(self) -> list[Waiter]:
         """Those that a pass looks at: of a better rank all before any of a worse one."""

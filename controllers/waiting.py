@@ -17,7 +17,8 @@ MIN_CHARGE_TOKENS = 64
 
 class Waiting(NamedTuple):
     """`rank` 0 is the best. `weight` is its tenant's. `deadline_s`: not to be started after it.
-    `max_ahead_tokens`: with more to prefill before it, it had better go elsewhere."""
+    `max_ahead_tokens`: with more to prefill before it, it had better go elsewhere. `has_peers`:
+    other routers may send in the same moment."""
 
     request_id: str
     uncached_tokens: int
@@ -27,6 +28,7 @@ class Waiting(NamedTuple):
     weight: float = 1.0
     deadline_s: float = math.inf
     max_ahead_tokens: float = math.inf
+    has_peers: bool = True
 
     @property
     def charge(self) -> int:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from controllers.errors import NotReady
-from controllers.placement import Query
+from controllers.errors import NotReady, Overloaded
+from controllers.placement import Query, Sent
 from controllers.retention import Retention
 from infra.settings import Settings
 from serve_app.calls import encoded_call
@@ -54,7 +54,7 @@ class Attempts:
         or none can be in time."""
         outcome = self._in_flight[request_id]
         since_s = self._clock()
-        sent = await self._placer.send(self._query(outcome), outcome.started_at)
+        sent = await self._send(outcome)
         outcome.on_sent(sent, (self._clock() - since_s) * 1e3)
         return replica_of(sent.placed.worker)
 
@@ -66,7 +66,9 @@ class Attempts:
         excluded = self._members.workers_of(outcome.refused) | outcome.failed_workers
         left = set(self._members.workers()) - excluded
         excluded |= self._entrance.full_gates(outcome.ask, left)
-        return excluded | outcome.handbacks.avoided(left - excluded)
+        now, left = self._clock(), left - excluded
+        left -= self._placer.suspects.among(left, now)
+        return excluded | outcome.handbacks.avoided(left, now)
 
     def refused(self, request_id: str) -> set[str]:
         """Replicas that were full; the router's note, which lives as long as the request."""
@@ -84,6 +86,7 @@ class Attempts:
             self._planned(outcome),
             self._entrance.weight_of(outcome.ask.tenant),
             self._entrance.ttft_left_ms(outcome),
+            self.settings.http.num_ingress > 1,
         )
 
     def failed(self, request_id: str, is_refusal: bool = False) -> None:
@@ -118,6 +121,16 @@ class Attempts:
         self._placer.first_token(request_id, outcome.route.worker)
         self._placer.release(request_id)
 
+    async def _send(self, outcome: Outcome) -> Sent:
+        """Nobody is refused because of a worker that is only avoided."""
+        try:
+            return await self._placer.send(self._query(outcome), outcome.started_at)
+        except Overloaded:
+            if not outcome.handbacks.is_choosy:
+                raise
+        outcome.handbacks.forgive()
+        return await self._placer.send(self._query(outcome), outcome.started_at)
+
     def _query(self, outcome: Outcome) -> Query:
         ask = outcome.current
         return msgspec.structs.replace(
@@ -125,6 +138,7 @@ class Attempts:
             weight=self._entrance.weight_of(ask.tenant),
             max_ttft_ms=self._entrance.max_ttft_ms(outcome),
             is_whole=outcome.is_whole,
+            is_again=outcome.handbacks.num > 0,
             is_settled=outcome.handbacks.num >= self.settings.routing.max_handbacks,
         )
 

@@ -58,7 +58,9 @@ class BookingLog:
         self._producer = bus.producer()
         self._lock = threading.Lock()
         self._open: dict[str, tuple[Booking, float]] = {}  # with the time of sending, oldest first
-        self._changed: dict[str, Booking] = {}  # the newest state of each
+        # By id and worker the newest state, in order: of one that is sent again elsewhere readers
+        # must hear that it ran for no longer where it was.
+        self._changed: dict[tuple[str, str], Booking] = {}
         self._seq = 0
         self._is_resting = False  # the linger runs: changes wait for its end
         self._has_news = threading.Event()
@@ -141,7 +143,9 @@ class BookingLog:
     def _tell(self, booking: Booking) -> None:
         if self._is_closing.is_set():
             return
-        self._changed[booking.request_id] = booking
+        key = booking.request_id, booking.worker
+        self._changed.pop(key, None)
+        self._changed[key] = booking
         if not self._is_resting:
             self._publish_changes()
             self._is_resting = True

@@ -27,6 +27,7 @@ def encoded_call(
     retention: Retention,
     tenant_weight: float,
     ttft_left_ms: float | None,
+    has_peers: bool,
 ) -> bytes:
     """For the worker that the request, or a piece of it, was placed on."""
     request = msgspec.structs.replace(
@@ -47,6 +48,7 @@ def encoded_call(
             waited_s=outcome.attempt_s(),
             is_piece=num_tokens is not None,
             max_ahead_tokens=outcome.max_ahead_tokens,
+            has_peers=has_peers,
         )
     )
 

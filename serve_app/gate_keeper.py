@@ -33,6 +33,7 @@ class Standing(NamedTuple):
     weight: float = 1.0
     max_wait_s: float | None = None
     max_ahead_tokens: int | None = None
+    has_peers: bool = True
 
 
 ORDINARY = Standing()
@@ -187,4 +188,5 @@ def _waiting(
         weight=standing.weight,
         deadline_s=math.inf if max_wait_s is None else submitted_s + max_wait_s,
         max_ahead_tokens=math.inf if max_ahead is None else max_ahead,
+        has_peers=standing.has_peers,
     )

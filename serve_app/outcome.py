@@ -47,7 +47,8 @@ class Outcome:
         self.started_at = clock()
         self._attempt_at = self.started_at
         self._first_at: float | None = None
-        self._waited_ms = 0.0  # in the router
+        self._waited_ms = 0.0  # in the router, and for those that handed it back
+        self._sent_at = self.started_at
         self._queue_ms: float | None = None
         self._is_going_on = False  # a piece has ended, and nothing has been sent since
         self._was_going_on = False  # when what is under way was sent
@@ -61,7 +62,8 @@ class Outcome:
         num_tokens = self.current.num_tokens if sent.num_tokens is None else sent.num_tokens
         self.uncached_tokens = max(0, num_tokens - placed.predicted_cached_tokens)
         self.max_ahead_tokens = sent.max_ahead_tokens
-        self.handbacks.sent()
+        self.handbacks.forgive()
+        self._sent_at = self._clock()
         self._was_going_on = self._is_going_on
         if self._is_going_on:
             self._is_going_on = False
@@ -82,7 +84,9 @@ class Outcome:
 
     def on_handed_back(self) -> None:
         """What is under way was not started: too much came before it. It waits again."""
-        self.handbacks.add(self.route.worker)
+        now = self._clock()
+        self.handbacks.add(self.route.worker, now)
+        self._waited_ms += (now - self._sent_at) * 1e3
         self._is_going_on = self._was_going_on
         if not self._is_going_on:
             self.route.num_attempts -= 1

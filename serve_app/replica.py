@@ -81,7 +81,7 @@ class ExecutorReplica:
             self._executor.info,
             Bounds(options.max_waiting_requests, options.max_waiting_tokens),
             options.max_kept_share,
-            GATHER_S if self._settings.http.num_ingress > 1 else 0.0,
+            GATHER_S,
         )
         self._replica = serve.get_replica_context().replica_id.unique_id
         bus = KafkaBus(self._settings.kafka)
@@ -139,6 +139,7 @@ class ExecutorReplica:
             call.max_wait_s,
             # The gate is in front of all ranks; what the router knows is of one.
             call.max_ahead_tokens if self._executor.info.num_dp_ranks == 1 else None,
+            call.has_peers,
         )
         self._watch.check_open()
         with self._stats.timing(call) as timing:

@@ -22,7 +22,8 @@ class Call(msgspec.Struct, frozen=True, array_like=True, tag="call"):
     `tenant_weight` and `max_wait_s` are for the gate too; tenant and rank are the request's.
     `target` is what its tier promises, and `waited_s` for how long it has waited, for the replica's
     own measurements; for these a piece of a prompt is no request. `max_ahead_tokens`: with more to
-    prefill before it, the gate hands it back; None: never.
+    prefill before it, the gate hands it back; None: never. `has_peers`: other ingresses may send in
+    the same moment, so that the gate gathers.
     """
 
     request: GenerateRequest
@@ -35,6 +36,7 @@ class Call(msgspec.Struct, frozen=True, array_like=True, tag="call"):
     waited_s: float = 0.0
     is_piece: bool = False
     max_ahead_tokens: int | None = None
+    has_peers: bool = False
 
 
 class Chunks(msgspec.Struct, frozen=True, array_like=True, tag="chunks"):

@@ -291,3 +291,30 @@ def test_its_thread_tells_what_came_during_the_linger() -> None:
         log.close()
     assert not log.is_alive()
     assert (others.num_gaps, others.num_missing()) == (0, 0)
+
+
+def test_one_that_is_sent_elsewhere_ends_where_it_was() -> None:
+    """In one record: its end must not be lost behind what follows."""
+    rig = Rig()
+    rig.rested()
+    reader = OtherRouters("r2")
+    rig.sent("q", "a-0")
+    (first,) = rig.told()
+    assert reader.apply(first, rig.now) == {"a-0": 50.0}
+    rig.now += 0.002
+    rig.log.done("q")
+    rig.sent("q", "b-0")
+    rig.log.turn()
+    (moved,) = rig.told()
+    assert states([moved]) == [[("q", "done"), ("q", "sent")]]
+    assert reader.apply(moved, rig.now) == {"a-0": -48.0, "b-0": 50.0}
+    assert reader.totals("a-0") == NO_TOTALS
+
+    rig.log.done("q")
+    rig.sent("q", "a-0")
+    rig.log.done("q")
+    rig.sent("q", "b-0")
+    rig.log.turn()
+    for batch in rig.told():
+        reader.apply(batch, rig.now)
+    assert (reader.totals("a-0"), reader.totals("b-0").num_requests) == (NO_TOTALS, 1)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -272,9 +273,15 @@ def test_a_busy_gate_gathers_what_comes_in_one_moment() -> None:
 
 
 def submit_with(
-    g: Gate, name: str, tokens: int, most: float, now: float = 0.0, **more: int
+    g: Gate,
+    name: str,
+    tokens: int,
+    most: float,
+    now: float = 0.0,
+    rank: int = 0,
+    deadline_s: float = math.inf,
 ) -> None:
-    g.submit(Waiting(name, tokens, now, tenant="t", max_ahead_tokens=most, **more))
+    g.submit(Waiting(name, tokens, now, rank, "t", 1.0, deadline_s, most))
 
 
 def handed_back(g: Gate, now: float = 0.0) -> list[str]:
@@ -358,3 +365,22 @@ def test_one_that_was_handed_back_has_no_deadline_here() -> None:
     submit_with(g, "q", 5000, 0, deadline_s=1)
     assert handed_back(g) == ["q"]
     assert (g.expire(2.0), g.num_waiting) == ([], 0)
+
+
+def test_one_that_others_gave_way_to_keeps_the_place() -> None:
+    g = Gate(GateRules(Bounds(1), 1536, 100, 8192))
+    submit(g, "running", 4000)
+    start(g)
+    submit(g, "worse", 100, rank=2)
+    item = Waiting("better", 5000, 0.0, tenant="t", rank=1, max_ahead_tokens=0)
+    assert names(g.submit(item)) == ["worse"]
+    assert (handed_back(g), g.num_waiting) == ([], 1)
+
+
+def test_nobody_gathers_for_one_without_peers() -> None:
+    g = Gate(GateRules(Bounds(100), 1536, 100, 8192, gather_s=0.002))
+    submit(g, "running", 10)
+    start(g)
+    g.prefill_ended("running")
+    g.submit(Waiting("alone", 5000, 1.0, tenant="t", has_peers=False))
+    assert (g.gathers_until(1.0), start(g, 1.0)) == (None, ["alone"])

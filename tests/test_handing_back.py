@@ -3,10 +3,16 @@ worker hands it back. By a real Placement, and by a routing state without Ray.""
 
 from __future__ import annotations
 
+import asyncio
+
+import msgspec
 import pytest
 
+from controllers.errors import Overloaded
 from controllers.gate import SHARED_START_SHARE
+from controllers.handbacks import AVOIDED_S
 from controllers.placement_types import Sent
+from serve_app.executors.base import TokenChunk
 from serve_app.fleet import Route
 from serve_app.wire import decode_call
 from tests.placement_rig import BLOCK, Fleet
@@ -122,6 +128,84 @@ def test_it_goes_back_if_nobody_else_may_take_it() -> None:
     assert rig.place("q") == "a"
 
 
+def handed_back_by_a(**sections: dict[str, object]) -> Rig:
+    rig = Rig("a", "b", **sections)
+    rig.up("a-0", "b-0")
+    rig.store("a-0", TOKENS[:200])
+    rig.routing.begin(ask("q", TOKENS), Route())
+    assert rig.place("q") == "a"
+    rig.routing.attempts.handed_back("q")
+    return rig
+
+
+def test_it_goes_back_rather_than_to_one_that_has_just_failed() -> None:
+    rig = handed_back_by_a()
+    rig.routing._placement.suspects.fail("b-0", rig.now)
+    assert rig.place("q") == "a"
+
+
+def test_it_goes_back_rather_than_be_refused() -> None:
+    rig = handed_back_by_a(tiers={"rules": {"interactive": {"max_ttft_ms": 500.0}}})
+    late = booking(worker="b-0", prefill_tokens=1_000_000, service_ms=20_000.0)
+    rig.routing._placement._on_bookings(record(0, late), rig.now)
+    assert rig.place("q") == "a"
+
+    rig.routing.attempts.handed_back("q")
+    late = booking("r", worker="a-0", prefill_tokens=1_000_000, service_ms=20_000.0)
+    rig.routing._placement._on_bookings(record(1, late), rig.now)
+    with pytest.raises(Overloaded, match="on the best of 2 workers"):
+        rig.place("q")
+    assert (rig.routing._placement.num_reserved, rig.routing._placement.num_held) == (0, 0)
+
+
+def test_it_goes_back_rather_than_wait_for_the_others() -> None:
+    rig = handed_back_by_a()
+    long = msgspec.structs.replace(ask("long", list(range(100_000))), pinned_worker="b-0")
+    rig.routing.begin(long, Route())
+    assert rig.place("long") == "b"
+
+    async def placed() -> str:
+        place = asyncio.ensure_future(rig.routing.attempts.place("q"))
+        while not rig.routing._placement.num_held:
+            await asyncio.sleep(0)
+        rig.now += AVOIDED_S
+        return await asyncio.wait_for(place, 10.0)
+
+    assert asyncio.run(placed()) == "a"
+
+
+def test_its_share_is_paid_and_what_it_tells_is_told_once() -> None:
+    fleet = Fleet(2)
+    fleet.placement.set_workers({"r0-0": 10_000, "r1-0": 5000})
+    hear(fleet)
+    placing, paid = fleet.placement._placing, fleet.placement._dispatcher._queue._shares._paid
+    for number in range(20):
+        prompt = list(range(1000 * number, 1000 * number + 150))
+        name = f"q{number}"
+        sent(fleet, name, prompt)
+        once = dict(paid)
+        fleet.placement.take_back(name, fleet.now)
+        sent(fleet, name, prompt, is_again=True)
+        assert paid == once
+        fleet.placement.release(name, fleet.now)
+    assert placing._evictions.share_again() == 0.0
+
+
+def test_what_it_waited_for_who_handed_it_back_is_part_of_its_wait() -> None:
+    rig = Rig("a", "b")
+    rig.up("a-0", "b-0")
+    outcome = rig.routing.begin(ask("q", TOKENS), Route())
+    rig.place("q")
+    rig.now += 0.25
+    rig.routing.attempts.handed_back("q")
+    rig.place("q")
+    outcome.on_chunk(TokenChunk(token_ids=(7,), queue_ms=2.0))
+    rig.routing.attempts.first_token("q")
+    rig.routing.finish(outcome, "ok")
+    [decision] = rig.decisions()
+    assert decision.queue_ms == pytest.approx(252.0)
+
+
 def test_a_piece_that_is_handed_back_is_no_new_decision() -> None:
     long = list(range(5000, 15_000))
     rig = Rig("a", "b")
@@ -151,6 +235,19 @@ def test_the_call_says_what_may_come_before_it() -> None:
     rig.routing._placement._on_bookings(record(0, booking(worker="gone")), rig.now)
     rig.routing.begin(ask("q", TOKENS), Route())
     rig.place("q")
-    most = decode_call(rig.routing.attempts.encode_call("q")).max_ahead_tokens
+    call = decode_call(rig.routing.attempts.encode_call("q"))
+    most = call.max_ahead_tokens
     assert most is not None
     assert most >= int(SHARED_START_SHARE * settings().executor.max_batched_tokens)
+
+
+@pytest.mark.parametrize("num_ingress", [1, 2])
+def test_a_gate_gathers_for_requests_of_several_ingresses(num_ingress: int) -> None:
+    """What replicas are made of does not tell how many there are: each call does."""
+    rig = Rig("a")
+    rig.up("a-0")
+    rig.routing.attempts.settings = settings(http={"num_ingress": num_ingress})
+    rig.routing.begin(ask("q", TOKENS), Route())
+    rig.place("q")
+    call = decode_call(rig.routing.attempts.encode_call("q"))
+    assert call.has_peers is (num_ingress > 1)

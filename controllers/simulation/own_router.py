@@ -109,7 +109,7 @@ class CachelaneRouter:
     def handed_back(self, request: Request, now: float) -> None:
         request_id = str(request.number)
         handbacks = self._handbacks.setdefault(request_id, Handbacks())
-        handbacks.add(self._bookings[request_id].worker)
+        handbacks.add(self._bookings[request_id].worker, now / 1000.0)
         self._placement.take_back(request_id, now / 1000.0)
         self._tell(request_id, DONE, now)
         del self._bookings[request_id]
@@ -149,6 +149,7 @@ class CachelaneRouter:
             weight=standing.weight,
             max_ttft_ms=None if is_started else standing.max_ttft_ms,
             is_whole=pieces is not None and pieces.is_whole,
+            is_again=handbacks is not None,
             is_settled=handbacks is not None and handbacks.num >= self._max_handbacks,
             prompt_use=None if keeper is None else keeper.prompt_use(request),
         )
@@ -158,7 +159,8 @@ class CachelaneRouter:
         excluded = set() if others is None else set(others(query, now_s))
         if handbacks is None:
             return excluded
-        return excluded | handbacks.avoided([w for w in self._workers if w not in excluded])
+        left = [worker for worker in self._workers if worker not in excluded]
+        return excluded | handbacks.avoided(left, now_s)
 
     def _sent(self, decision: Decision, now: float) -> Sent:
         request_id, placed = decision.request_id, decision.placed
@@ -177,7 +179,7 @@ class CachelaneRouter:
             )
             self._tell(request_id, SENT, now)
         if request_id in self._handbacks:
-            self._handbacks[request_id].sent()
+            self._handbacks[request_id].forgive()
         most = math.inf if decision.max_ahead_tokens is None else decision.max_ahead_tokens
         return Sent(int(request_id), placed.worker, uncached, decision.num_tokens, most)
 
