@@ -65,8 +65,6 @@ def ray_environment(state_dir: Path) -> dict[str, str]:
 def serving_environment() -> dict[str, str]:
     """How Serve runs on any node of any cluster."""
     return {
-        # By default (15) workers give way to every other process, though they are what serves.
-        "RAY_worker_niceness": "0",
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
         # It also keeps a thousand log lines in memory, where nobody reads them when it matters and
