@@ -181,7 +181,7 @@ class _Pass:
         costs = self._reserved.after(self._prices.of(i))
         if query.max_ttft_ms is not None:
             left_ms = query.max_ttft_ms - waiter.waited_ms(self._now)
-            found = self._placing.in_time(query, found, costs, left_ms)
+            found = self._placing.in_time(found, costs, left_ms)
         if must_wait:
             return None
         choice = self._placing.choose(query, self._table, found, costs, self._stagger_ms, self._now)

@@ -125,7 +125,7 @@ class Placement:
         placing = self._placing
         found, costs = placing.rank(query, table, now, exclude)
         if query.max_ttft_ms is not None:
-            found = placing.in_time(query, found, costs, query.max_ttft_ms)
+            found = placing.in_time(found, costs, query.max_ttft_ms)
         choice = placing.choose(query, table, found, costs, placing.stagger_ms(now), now)
         placed = placing.placed(query, table, found, costs, choice)
         placing.reserve(query, table, found, costs.service_at(choice.row), choice, now)

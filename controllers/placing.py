@@ -73,7 +73,7 @@ class Placing:
         place = routers.index(ledger.others.own_id)
         return stagger_ms(self._books.workers, place, len(routers), self._full_ms())
 
-    def in_time(self, query: Query, found: Candidates, costs: Costs, left_ms: float) -> Candidates:
+    def in_time(self, found: Candidates, costs: Costs, left_ms: float) -> Candidates:
         """Those that could answer within `left_ms`. Raises Overloaded if there are none.
 
         An idle worker is in time whatever is predicted: waiting would not make it sooner, and only

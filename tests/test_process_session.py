@@ -50,13 +50,6 @@ def id_of(pid: int) -> ProcessId:
     return found
 
 
-def wait_gone(process: ProcessId) -> None:
-    deadline = time.monotonic() + 10
-    while process.is_alive():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_a_session_has_its_leader_and_children(leader: subprocess.Popen[bytes]) -> None:
     members = session_members(id_of(leader.pid))
     assert leader.pid in {process.pid for process in members}
